@@ -1,1 +1,31 @@
 #![doc = include_str!("../README.md")]
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::std_instead_of_core, clippy::std_instead_of_alloc, clippy::alloc_instead_of_core)]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+mod cache;
+#[cfg(feature = "cpu")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cpu")))]
+pub mod cpu;
+mod error;
+#[cfg(any(feature = "std", feature = "libm"))]
+mod math;
+pub mod policy;
+pub mod reference;
+#[cfg(any(feature = "std", feature = "libm"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "std", feature = "libm"))))]
+pub mod replay;
+#[cfg(any(feature = "std", feature = "libm"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "std", feature = "libm"))))]
+pub mod router;
+
+pub use cache::{Fetch, LayerStats, Plan, SlotCache};
+pub use error::{Error, ErrorKind, Result};
+pub use policy::{Lru, Policy};
+#[cfg(any(feature = "std", feature = "libm"))]
+pub use router::{Norm, Routes, route};
