@@ -26,9 +26,9 @@ const BETWEEN_STEPS: Duration = Duration::from_micros(200);
 /// The memory orderings on which the protocol rests, as a parameter so that the model test can weaken them one by one
 /// and see the checker object.
 pub(crate) trait Orders: 'static {
-    /// The store to `open` that publishes the job.
+    /// The write to `open` that publishes the job.
     const PUBLISH: Ordering = Ordering::Release;
-    /// The claim of a chunk, after which the job is read. Claims by others lie between it and the store, but a
+    /// The claim of a chunk, after which the job is read. Claims by others lie between it and the write, but a
     /// read-modify-write continues a release sequence.
     const CLAIM: Ordering = Ordering::Acquire;
     /// The report of ended chunks, after which the job may go away.
@@ -145,7 +145,9 @@ impl<O: Orders> Region<O> {
             unsafe { *job = Job { body, chunks } }
         });
         self.pending.0.store(chunks, Ordering::Relaxed);
-        self.front.0.open.store(open, O::PUBLISH);
+        // Workers that come late may still be taking it below zero. A store would do; loom, however, knows the order of
+        // two concurrent writes only if both are read-modify-writes.
+        self.front.0.open.swap(open, O::PUBLISH);
         self.wake_sleepers();
 
         // Nothing between publication and the end of the wait may unwind.
