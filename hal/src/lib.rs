@@ -1,7 +1,14 @@
 #![doc = include_str!("../README.md")]
 
+mod cgroup;
+pub mod cpu;
 mod error;
+pub mod memory;
 pub mod pool;
+mod system;
+#[cfg(test)]
+mod testing;
 
+pub use cpu::Cpu;
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{Pool, Scope};
