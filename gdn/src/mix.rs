@@ -219,11 +219,9 @@ impl Batch<'_> {
         let (d_k, d_v) = (shape.head_k_dim(), shape.head_v_dim());
         for (i, head) in desk.heads.iter_mut().enumerate() {
             let channels = self.channels(k_head, i);
-            kernels.transpose(
-                self.weights.taps(shape, channels.clone()),
-                shape.conv_kernel(),
-                &mut head.taps,
-            );
+            let kernel = shape.conv_kernel();
+            let taps = &self.weights.conv()[channels.start * kernel..channels.end * kernel];
+            kernels.transpose(taps, kernel, &mut head.taps);
             // SAFETY: these channels of the window belong to these heads.
             unsafe { self.turn_window(lane, channels, &mut head.history) };
         }
