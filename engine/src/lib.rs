@@ -1,1 +1,28 @@
 #![doc = include_str!("../README.md")]
+
+mod batch;
+pub mod chat;
+mod constraint;
+mod engine;
+mod error;
+mod inspect;
+mod memory;
+mod qwen35moe;
+mod runner;
+pub mod sampler;
+mod store;
+pub mod stream;
+pub mod tokenizer;
+
+pub use batch::{Batch, Piece, SequenceId, Want};
+pub use engine::{
+    Engine, EngineOptions, Event, FinishReason, Prompt, Request, Sink, Submitted, Timings, ToolChoice, Usage,
+};
+pub use error::{Error, ErrorKind, Result};
+pub use inspect::{Inspection, LayerKind, inspect};
+pub use runner::{LoadOptions, ModelInfo, Progress, Runner};
+pub use sampler::Sampling;
+pub use skep_attention::KvType;
+pub use skep_quant::Precision;
+pub use store::Residence;
+pub use stream::Delta;

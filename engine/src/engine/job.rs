@@ -1,0 +1,271 @@
+use super::{Event, FinishReason, Sink, Timings, Usage, shutting_down};
+use crate::batch::{Batch, Piece, SequenceId, Want};
+use crate::constraint::OneOf;
+use crate::error::{Error, ErrorKind, Result};
+use crate::runner::Runner;
+use crate::sampler::Sampler;
+use crate::stream::{Delta, Stream};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// Tokens of a prefill chunk: a multiple of the DeltaNet chunk, short enough that running answers do not stall for long.
+const CHUNK: usize = 512;
+
+/// A request that was checked, tokenized and queued.
+pub(super) struct Job {
+    /// The prompt, then what was generated.
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt_tokens: usize,
+    /// Tokens at the end of `tokens` that belong to the answer: the forced opening of a tool call.
+    pub(super) forced: usize,
+    pub(super) max_tokens: usize,
+    pub(super) ignore_eos: bool,
+    pub(super) sampler: Sampler,
+    pub(super) constraint: Option<OneOf>,
+    pub(super) stream: Stream,
+    pub(super) sink: Box<dyn Sink>,
+    pub(super) queued: Instant,
+}
+
+impl Job {
+    pub(super) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+}
+
+/// A job that has a sequence.
+struct Active {
+    job: Job,
+    sequence: SequenceId,
+    /// Tokens that the model has seen.
+    done: usize,
+    started: Instant,
+    first_token: Option<Instant>,
+    tool_calls: bool,
+}
+
+/// What became of a job in a step.
+enum Outcome {
+    Running,
+    Finished(FinishReason),
+    Failed(Error),
+    /// Nobody listens.
+    Gone,
+}
+
+/// The loop of the engine thread: until `stop` is set or every sender is gone.
+pub(super) fn run(mut runner: Runner, queue: &Receiver<Job>, stop: &AtomicBool) {
+    let mut waiting = VecDeque::new();
+    let mut active: Vec<Active> = Vec::new();
+    let mut logits = Vec::new();
+    while !stop.load(Ordering::Acquire) {
+        if !receive(queue, &mut waiting, active.is_empty()) && active.is_empty() && waiting.is_empty() {
+            return;
+        }
+        waiting.retain(|job: &Job| !job.sink.closed());
+        admit(&mut runner, &mut waiting, &mut active);
+        let gone: Vec<usize> = (0..active.len()).filter(|&index| active[index].job.sink.closed()).collect();
+        for index in gone.into_iter().rev() {
+            runner.close(active.remove(index).sequence);
+        }
+        if !active.is_empty() {
+            step(&mut runner, &mut active, &mut logits);
+        }
+    }
+    let jobs = active.into_iter().map(|active| active.job).chain(waiting).chain(queue.try_iter());
+    for mut job in jobs {
+        job.sink.send(Event::Failed(shutting_down()));
+    }
+}
+
+/// Takes what is in the queue, waiting a little if there is nothing else to do. False once every sender is gone.
+fn receive(queue: &Receiver<Job>, waiting: &mut VecDeque<Job>, idle: bool) -> bool {
+    const POLL: Duration = Duration::from_millis(50);
+    if idle && waiting.is_empty() {
+        match queue.recv_timeout(POLL) {
+            Ok(job) => waiting.push_back(job),
+            Err(RecvTimeoutError::Timeout) => return true,
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+    // One job beyond those that run is enough to keep here: the rest stay in the channel, which bounds them.
+    while waiting.is_empty() {
+        match queue.try_recv() {
+            Ok(job) => waiting.push_back(job),
+            Err(TryRecvError::Empty) => return true,
+            Err(TryRecvError::Disconnected) => return false,
+        }
+    }
+    true
+}
+
+/// Gives sequences to waiting jobs, in the order of their arrival.
+fn admit(runner: &mut Runner, waiting: &mut VecDeque<Job>, active: &mut Vec<Active>) {
+    while let Some(job) = waiting.pop_front() {
+        match runner.open() {
+            Ok(sequence) => active.push(Active {
+                job,
+                sequence,
+                done: 0,
+                started: Instant::now(),
+                first_token: None,
+                tool_calls: false,
+            }),
+            Err(_) => {
+                waiting.push_front(job);
+                return;
+            }
+        }
+    }
+}
+
+/// One step: a token of every running answer, and a chunk of the prompt that has waited longest.
+fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
+    let prefilling = active.iter().position(|active| active.remaining() > 1);
+    let members: Vec<usize> =
+        (0..active.len()).filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling).collect();
+    let mut batch = Batch::new();
+    for &index in &members {
+        batch.push(active[index].piece());
+    }
+    let wants: Vec<(usize, bool)> =
+        members.iter().zip(batch.pieces()).map(|(&index, piece)| (piece.tokens.len(), active[index].wants(piece))).collect();
+    let result = runner.step(&batch).map(|rows| {
+        logits.clear();
+        logits.extend_from_slice(rows);
+    });
+    let vocab = runner.info().n_vocab;
+    let mut rows = logits.chunks_exact_mut(vocab);
+    let mut ended = Vec::new();
+    for (&index, (tokens, wanted)) in members.iter().zip(wants) {
+        let active = &mut active[index];
+        let outcome = match &result {
+            Err(error) => Outcome::Failed(error.clone()),
+            Ok(()) => {
+                active.done += tokens;
+                match wanted.then(|| rows.next()).flatten() {
+                    Some(row) => active.advance(runner, row),
+                    None => Outcome::Running,
+                }
+            }
+        };
+        if active.conclude(outcome) {
+            ended.push(index);
+        }
+    }
+    for index in ended.into_iter().rev() {
+        runner.close(active.remove(index).sequence);
+    }
+}
+
+impl Active {
+    /// Tokens that the model has not seen yet.
+    fn remaining(&self) -> usize {
+        self.job.tokens.len() - self.done
+    }
+
+    fn piece(&self) -> Piece<'_> {
+        let end = self.job.tokens.len().min(self.done + CHUNK);
+        let want = if end == self.job.tokens.len() { Want::Last } else { Want::Nothing };
+        Piece { sequence: self.sequence, tokens: &self.job.tokens[self.done..end], want }
+    }
+
+    fn wants(&self, piece: &Piece<'_>) -> bool {
+        piece.want == Want::Last
+    }
+
+    /// Chooses the next token and sends what it says.
+    fn advance(&mut self, runner: &Runner, logits: &mut [f32]) -> Outcome {
+        let mut deltas = Vec::new();
+        if self.first_token.is_none() {
+            self.first_token = Some(Instant::now());
+            let forced = self.job.prompt_tokens..self.job.tokens.len();
+            debug_assert_eq!(forced.len(), self.job.forced);
+            for token in forced {
+                self.job.stream.push(self.job.tokens[token], &mut deltas);
+            }
+        }
+        match self.choose(runner, logits, &mut deltas) {
+            Ok(outcome) => {
+                if matches!(outcome, Outcome::Finished(_)) {
+                    self.job.stream.finish(&mut deltas);
+                }
+                if self.send(deltas) { outcome } else { Outcome::Gone }
+            }
+            Err(error) => Outcome::Failed(error),
+        }
+    }
+
+    fn choose(&mut self, runner: &Runner, logits: &mut [f32], deltas: &mut Vec<Delta>) -> Result<Outcome> {
+        let tokenizer = runner.tokenizer();
+        let job = &mut self.job;
+        if let Some(constraint) = &job.constraint {
+            constraint.mask(tokenizer, logits);
+        } else if job.ignore_eos {
+            for (id, logit) in logits.iter_mut().enumerate() {
+                if tokenizer.is_end(id as u32) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let token = job.sampler.sample(logits, &job.tokens)?;
+        job.tokens.push(token);
+        if tokenizer.is_end(token) {
+            return Ok(Outcome::Finished(FinishReason::Stop));
+        }
+        if let Some(constraint) = &mut job.constraint {
+            constraint.advance(tokenizer.token_bytes(token));
+            if constraint.done() {
+                job.constraint = None;
+            }
+        }
+        if job.stream.push(token, deltas) {
+            return Ok(Outcome::Finished(FinishReason::Stop));
+        }
+        let generated = job.tokens.len() - job.prompt_tokens;
+        if generated >= job.max_tokens || job.tokens.len() >= runner.info().context {
+            return Ok(Outcome::Finished(FinishReason::Length));
+        }
+        Ok(Outcome::Running)
+    }
+
+    fn send(&mut self, deltas: Vec<Delta>) -> bool {
+        deltas.into_iter().all(|delta| {
+            self.tool_calls |= matches!(delta, Delta::ToolCallStart { .. });
+            self.job.sink.send(Event::Delta(delta))
+        })
+    }
+
+    /// Sends the last event of a job that has ended, and says whether it has.
+    fn conclude(&mut self, outcome: Outcome) -> bool {
+        let event = match outcome {
+            Outcome::Running => return false,
+            Outcome::Gone => return true,
+            Outcome::Failed(error) => Event::Failed(error),
+            Outcome::Finished(reason) => Event::Finished {
+                reason: match reason {
+                    FinishReason::Stop if self.tool_calls => FinishReason::ToolCalls,
+                    reason => reason,
+                },
+                usage: Usage {
+                    prompt_tokens: self.job.prompt_tokens,
+                    completion_tokens: self.job.tokens.len() - self.job.prompt_tokens,
+                },
+                timings: self.timings(),
+            },
+        };
+        self.job.sink.send(event);
+        true
+    }
+
+    fn timings(&self) -> Timings {
+        let first = self.first_token.unwrap_or_else(Instant::now);
+        Timings {
+            queued_seconds: (self.started - self.job.queued).as_secs_f64(),
+            prefill_seconds: (first - self.started).as_secs_f64(),
+            decode_seconds: first.elapsed().as_secs_f64(),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+use crate::batch::{Batch, SequenceId};
+use crate::chat::Template;
+use crate::error::{Error, ErrorKind, Result};
+use crate::inspect::supported;
+use crate::memory::Memory;
+use crate::qwen35moe::{Config, Model, Scratch, Weights};
+use crate::sampler::Sampling;
+use crate::store::{self, Claims, Residence, Store};
+use crate::tokenizer::Tokenizer;
+use skep_attention::KvType;
+use skep_hal::cpu::Cpu;
+use skep_hal::{Pool, Scope};
+use skep_quant::{Isa, Parallel, Precision};
+use std::path::Path;
+
+/// How to load and run a model.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// Threads of the CPU pool; by default one per physical core within the process's quota.
+    pub threads: Option<usize>,
+    /// Integer dot products, or weights decoded to f32.
+    pub precision: Precision,
+    /// Tokens that a sequence may hold; by default what the model allows, or less if its KV cache would take more than a
+    /// quarter of the available memory.
+    pub context: Option<usize>,
+    /// Sequences that can be open at once.
+    pub sequences: usize,
+    /// Type of the KV cache.
+    pub kv: KvType,
+    /// Where the weights live.
+    pub residence: Residence,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            precision: Precision::Fast,
+            context: None,
+            sequences: 1,
+            kv: KvType::F16,
+            residence: Residence::Auto,
+        }
+    }
+}
+
+/// What loading is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress {
+    /// Reading weights.
+    Loading {
+        /// Bytes read so far.
+        done_bytes: u64,
+        /// Bytes to read.
+        total_bytes: u64,
+    },
+}
+
+/// Facts of a loaded model.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ModelInfo {
+    /// `general.name`, or the file's name without its ending.
+    pub name: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Layers, draft blocks left out.
+    pub n_layers: usize,
+    /// Entries of the vocabulary.
+    pub n_vocab: usize,
+    /// Tokens that the model was made for.
+    pub context_length: usize,
+    /// Tokens that a sequence may hold now.
+    pub context: usize,
+    /// Bytes of the file, all parts.
+    pub file_bytes: u64,
+    /// Bytes of weights that one decoded token reads.
+    pub active_bytes_per_token: u64,
+    /// Bytes of the draft block that was set aside, 0 without one.
+    pub draft_bytes: u64,
+    /// Threads of the CPU pool.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: String,
+    /// What the loader noticed and went on with.
+    pub warnings: Vec<String>,
+}
+
+/// A loaded model with the memory of its sequences: runs batches.
+pub struct Runner {
+    info: ModelInfo,
+    config: Config,
+    weights: Weights,
+    store: Store,
+    precision: Precision,
+    pool: Pool,
+    memory: Memory,
+    scratch: Scratch,
+    tokenizer: Tokenizer,
+    template: Option<Template>,
+    sampling: Sampling,
+}
+
+impl Runner {
+    /// Loads a GGUF file, or any part of a split one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::File`] if it is no valid GGUF file, [`ErrorKind::Model`] if it is not a model that can be run, naming the key
+    /// or the tensors; [`ErrorKind::Tokenizer`], [`ErrorKind::Template`] and [`ErrorKind::Device`] for what they say.
+    pub fn load(path: &Path, options: &LoadOptions, progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let isa = Isa::detect().map_err(|error| Error::new(ErrorKind::Device, error.to_string()))?;
+        let file = store::open(path)?;
+        let in_file = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let architecture = file.architecture()?.to_owned();
+        supported(&architecture).map_err(in_file)?;
+        let config = Config::read(&file).map_err(in_file)?;
+        let mut claims = Claims::new(&file);
+        let weights = Weights::claim(&config, &mut claims).map_err(in_file)?;
+        let used = claims.finish().map_err(in_file)?;
+        let tokenizer = Tokenizer::from_gguf(&file).map_err(in_file)?;
+        if tokenizer.n_vocab() != config.vocab {
+            return Err(in_file(Error::model(format_args!(
+                "the vocabulary has {} entries, but token_embd.weight {} rows",
+                tokenizer.n_vocab(),
+                config.vocab
+            ))));
+        }
+        let template = match file.str("tokenizer.chat_template")? {
+            Some(source) => Some(Template::new(source).map_err(in_file)?),
+            None => None,
+        };
+        let sampling = Sampling::from_gguf(&file).map_err(in_file)?;
+        let name = match file.str("general.name")? {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => path.file_stem().map_or_else(|| architecture.clone(), |stem| stem.to_string_lossy().into_owned()),
+        };
+
+        let sequences = options.sequences.max(1);
+        let context = context(&config, options, sequences)?;
+        let pool = Pool::new(options.threads.unwrap_or_else(|| Cpu::detect().default_threads()))?;
+        let memory = Memory::new(&config, options.kv, sequences, context)?;
+        let scratch = Scratch::new(&config)?;
+        let file_bytes = file.file_bytes();
+        let store = Store::new(file, &used, options.residence, &mut |done_bytes, total_bytes| {
+            progress(Progress::Loading { done_bytes, total_bytes });
+        })?;
+        let info = ModelInfo {
+            name,
+            architecture,
+            n_layers: config.layers,
+            n_vocab: config.vocab,
+            context_length: config.context,
+            context,
+            file_bytes,
+            active_bytes_per_token: weights.active_bytes(&config),
+            draft_bytes: weights.draft_bytes,
+            threads: pool.threads(),
+            isa: isa.name().to_owned(),
+            warnings: config.warnings.clone(),
+        };
+        Ok(Self {
+            info,
+            config,
+            weights,
+            store,
+            precision: options.precision,
+            pool,
+            memory,
+            scratch,
+            tokenizer,
+            template,
+            sampling,
+        })
+    }
+
+    /// Facts of the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// The tokenizer of the file.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template of the file.
+    pub fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
+    /// Sampling settings that the file recommends.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// The worker pool, for measurements beside the model.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Opens an empty sequence, with cleared state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if all are in use.
+    pub fn open(&mut self) -> Result<SequenceId> {
+        self.memory.open()
+    }
+
+    /// Ends a sequence and gives its memory back.
+    pub fn close(&mut self, sequence: SequenceId) {
+        self.memory.close(sequence);
+    }
+
+    /// Tokens that a sequence holds.
+    pub fn len(&self, sequence: SequenceId) -> usize {
+        self.memory.len(sequence)
+    }
+
+    /// Runs one step and returns its logits, `[batch.n_logits(), n_vocab]` in the order of the pieces.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ContextLength`] if a sequence would grow over its context, [`ErrorKind::Request`] for a token outside the
+    /// vocabulary or a sequence that is not open or stands twice in the batch: nothing has changed then. After any other
+    /// error the sequences of the batch must be closed.
+    pub fn step(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+        self.check(batch)?;
+        for piece in batch.pieces() {
+            self.memory.reserve(piece.sequence, piece.tokens.len())?;
+        }
+        let model =
+            Model { config: &self.config, weights: &self.weights, store: &self.store, precision: self.precision };
+        let (memory, scratch) = (&mut self.memory, &mut self.scratch);
+        self.pool.enter(|scope| model.forward(&Team(scope), memory, batch, scratch))?;
+        Ok(self.scratch.logits())
+    }
+
+    fn check(&self, batch: &Batch<'_>) -> Result<()> {
+        let request = |message: String| Err(Error::new(ErrorKind::Request, message));
+        for (index, piece) in batch.pieces().iter().enumerate() {
+            if let Some(token) = piece.tokens.iter().find(|&&token| token as usize >= self.config.vocab) {
+                return request(format!("token {token} is outside the vocabulary of {}", self.config.vocab));
+            }
+            if batch.pieces()[..index].iter().any(|other| other.sequence == piece.sequence) {
+                return request(format!("sequence {} stands twice in a batch", piece.sequence.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The context of each sequence: as asked, or what the model allows within a quarter of the available memory.
+fn context(config: &Config, options: &LoadOptions, sequences: usize) -> Result<usize> {
+    if let Some(context) = options.context {
+        if context == 0 || context > config.context {
+            let message = format!("a context of {context} was asked for, but the model allows 1 to {}", config.context);
+            return Err(Error::new(ErrorKind::Request, message));
+        }
+        return Ok(context);
+    }
+    const FLOOR: usize = 4096;
+    let per_token = Memory::kv_bytes_per_token(config, options.kv).max(1) * sequences as u64;
+    let affordable = skep_hal::memory::Memory::detect().available.map_or(u64::MAX, |bytes| bytes / 4 / per_token);
+    let context = usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(config.context);
+    Ok(context)
+}
+
+/// Lends a scope of the pool to the compute crates.
+struct Team<'s, 'p>(&'s Scope<'p>);
+
+// SAFETY: `Scope::run` calls the body once for every chunk and returns after the last call has returned.
+unsafe impl Parallel for Team<'_, '_> {
+    fn workers(&self) -> usize {
+        self.0.workers()
+    }
+
+    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.0.run(chunks, body);
+    }
+}
