@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod buffer;
 mod cgroup;
 pub mod cpu;
 mod error;
@@ -9,6 +10,7 @@ mod system;
 #[cfg(test)]
 mod testing;
 
+pub use buffer::{Buffer, Plain};
 pub use cpu::Cpu;
 pub use error::{Error, ErrorKind, Result};
 pub use pool::{Pool, Scope};
