@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod bandwidth;
 pub mod buffer;
 mod cgroup;
 pub mod cpu;
