@@ -17,10 +17,10 @@ pub const DEFAULT_ALIGNMENT: u32 = 32;
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// Bytes of the smallest metadata entry: a key of one byte with its length, a type, a value of one byte.
-const LEAST_ENTRY: u64 = 8 + 1 + 4 + 1;
-/// Bytes of the smallest tensor entry: a name of one byte with its length, one dimension, type and offset.
-const LEAST_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+/// No metadata entry is smaller: the length of its key, a type, a value of one byte.
+const LEAST_ENTRY: u64 = 8 + 4 + 1;
+/// No tensor entry is smaller: the length of its name, a number of dimensions, type and offset.
+const LEAST_TENSOR: u64 = 8 + 4 + 4 + 8;
 
 /// One metadata entry: where its value lies.
 pub(crate) struct Entry {

@@ -97,17 +97,14 @@ impl Writer {
         let mut position = layout.header.len() as u64;
         for tensor in &layout.tensors {
             zeros(&mut out, tensor.offset() - position)?;
-            let mut sink = Sink { out: &mut out, left: tensor.n_bytes(), excess: 0 };
-            let written = data(tensor, &mut sink);
-            let Sink { left, excess, .. } = sink;
             let expected = tensor.n_bytes();
-            match written {
-                _ if excess > 0 => {
-                    Err(ErrorKind::TensorData { expected, given: expected - left + excess }.into())
-                }
-                Err(error) => Err(Error::from(error)),
-                Ok(()) if left > 0 => Err(ErrorKind::TensorData { expected, given: expected - left }.into()),
-                Ok(()) => Ok(()),
+            let mut sink = Sink { out: &mut out, size: expected, taken: 0, refused: None };
+            let written = data(tensor, &mut sink);
+            let given = sink.refused.unwrap_or(sink.taken);
+            match (sink.refused, written) {
+                (None, Err(error)) => Err(Error::from(error)),
+                _ if given != expected => Err(ErrorKind::TensorData { expected, given }.into()),
+                _ => Ok(()),
             }
             .map_err(|e| e.in_tensor(tensor.name()))?;
             position = tensor.offset() + expected;
@@ -123,8 +120,12 @@ impl Writer {
         }
         let mut value = Vec::new();
         put(&mut value);
-        let read =
-            Value::read(&mut Cursor::new(&value), ty, key, 0).map_err(|e| Error::from(e.into_kind()))?;
+        let mut cursor = Cursor::new(&value);
+        // Offsets in the value alone would mislead.
+        let read = Value::read(&mut cursor, ty, key, 0).map_err(|e| Error::from(e.into_kind()))?;
+        if cursor.left() > 0 {
+            return Err(ErrorKind::Encoding.into());
+        }
         if key == ALIGNMENT_KEY {
             match read {
                 Value::U32(alignment) if alignment.is_power_of_two() => self.alignment = Some(alignment),
@@ -209,20 +210,21 @@ fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
 /// Takes the data of one tensor and no more.
 struct Sink<'a, W> {
     out: &'a mut W,
-    left: u64,
-    /// Bytes offered beyond the size of the tensor.
-    excess: u64,
+    size: u64,
+    taken: u64,
+    /// Where the data would have ended with a write that was refused.
+    refused: Option<u64>,
 }
 
 impl<W: Write> Write for Sink<'_, W> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let excess = (data.len() as u64).saturating_sub(self.left);
-        if excess > 0 {
-            self.excess = self.excess.saturating_add(excess);
+        let end = self.taken.saturating_add(data.len() as u64);
+        if end > self.size {
+            self.refused = Some(end);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "more data than the tensor has"));
         }
         let written = self.out.write(data)?;
-        self.left -= written as u64;
+        self.taken += written as u64;
         Ok(written)
     }
 
