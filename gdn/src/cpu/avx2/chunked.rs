@@ -7,7 +7,7 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{load, store};
+use super::lanes::{cut, load, padded, put_tile, store, take_tile};
 use crate::cpu::Rule;
 use crate::form::CHUNK;
 
@@ -65,16 +65,11 @@ pub(super) fn chunked(rule: &Rule<'_>, scores: &[f32], s: &mut [f32], o: &mut [f
     let (fresh, carried) = (fresh.as_chunks_mut::<TILE>().0, &mut carried.as_chunks_mut::<TILE>().0[..CHUNK]);
 
     for column in (0..d_v).step_by(TILE) {
-        let width = TILE.min(d_v - column);
-        for (tile, row) in tile.iter_mut().zip(s.chunks_exact(d_v)) {
-            tile[..width].copy_from_slice(&row[column..][..width]);
-            tile[width..].fill(0.0);
-        }
+        take_tile(s, d_v, column, tile);
         product(rule.k, d_k, tile, fresh);
         product(rule.q, d_k, tile, carried);
         for (t, fresh) in fresh[..count].iter_mut().enumerate() {
-            let mut v = [0.0; TILE];
-            v[..width].copy_from_slice(&rule.v[t * d_v + column..][..width]);
+            let v: [f32; TILE] = padded(&rule.v[t * d_v..][column..d_v]);
             let (from_start, beta) = (_mm256_set1_ps(decays.from_start[t]), _mm256_set1_ps(rule.beta[t]));
             let (v, read) = (get(&v), get(fresh));
             put(fresh, [0, 1].map(|j| _mm256_mul_ps(beta, _mm256_fnmadd_ps(from_start, read[j], v[j]))));
@@ -97,7 +92,7 @@ pub(super) fn chunked(rule: &Rule<'_>, scores: &[f32], s: &mut [f32], o: &mut [f
             for (t, sums) in (i..count).zip(sums) {
                 let mut out = [0.0; TILE];
                 put(&mut out, sums);
-                o[t * d_v + column..][..width].copy_from_slice(&out[..width]);
+                cut(&out, &mut o[t * d_v..][column..d_v]);
             }
         }
         for (fresh, &to_end) in fresh.iter_mut().zip(&decays.to_end[..count]) {
@@ -117,9 +112,7 @@ pub(super) fn chunked(rule: &Rule<'_>, scores: &[f32], s: &mut [f32], o: &mut [f
                 put(row, sums);
             }
         }
-        for (tile, row) in tile.iter().zip(s.chunks_exact_mut(d_v)) {
-            row[column..][..width].copy_from_slice(&tile[..width]);
-        }
+        put_tile(tile, s, d_v, column);
     }
 }
 

@@ -37,15 +37,25 @@ pub(super) fn transpose(taps: &[f32], kernel: usize, out: &mut [f32]) {
 pub(super) fn conv_silu(conv: &Conv<'_>, first: usize, out: &mut [f32]) {
     for (t, out) in out.chunks_exact_mut(conv.width).enumerate() {
         let out = out.as_chunks_mut::<8>().0;
+        if conv.kernel == 4 {
+            let [w0, w1, w2, w3] =
+                [0, 1, 2, 3].map(|j| conv.taps[j * conv.width..][..conv.width].as_chunks::<8>().0);
+            let [x0, x1, x2, x3] = [0, 1, 2, 3].map(|j| conv.row(first + t, j).as_chunks::<8>().0);
+            let early = x0.iter().zip(w0).zip(x1.iter().zip(w1));
+            let late = x2.iter().zip(w2).zip(x3.iter().zip(w3));
+            for (out, (((x0, w0), (x1, w1)), ((x2, w2), (x3, w3)))) in out.iter_mut().zip(early.zip(late)) {
+                let y = _mm256_mul_ps(load(x0), load(w0));
+                let y = _mm256_fmadd_ps(load(x1), load(w1), y);
+                let y = _mm256_fmadd_ps(load(x2), load(w2), y);
+                store(out, silu(_mm256_fmadd_ps(load(x3), load(w3), y)));
+            }
+            continue;
+        }
         for (j, taps) in conv.taps.chunks_exact(conv.width).enumerate() {
             let operands = conv.row(first + t, j).as_chunks::<8>().0.iter().zip(taps.as_chunks::<8>().0);
             for (out, (x, tap)) in out.iter_mut().zip(operands) {
-                let product = if j == 0 {
-                    _mm256_mul_ps(load(x), load(tap))
-                } else {
-                    _mm256_fmadd_ps(load(x), load(tap), load(out))
-                };
-                store(out, product);
+                let before = if j == 0 { _mm256_setzero_ps() } else { load(out) };
+                store(out, _mm256_fmadd_ps(load(x), load(tap), before));
             }
         }
         for out in out {

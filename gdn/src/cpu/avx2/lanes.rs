@@ -16,6 +16,44 @@ pub(super) fn store(x: &mut [f32; 8], value: __m256) {
     unsafe { _mm256_storeu_ps(x.as_mut_ptr(), value) }
 }
 
+/// `N` values from `x`, the first `x.len()` of them if it has fewer, then zeros.
+#[inline]
+pub(super) fn padded<const N: usize>(x: &[f32]) -> [f32; N] {
+    match x.first_chunk() {
+        Some(x) => *x,
+        None => {
+            let mut out = [0.0; N];
+            out[..x.len()].copy_from_slice(x);
+            out
+        }
+    }
+}
+
+/// As many of the `N` values as `out` has room for.
+#[inline]
+pub(super) fn cut<const N: usize>(x: &[f32; N], out: &mut [f32]) {
+    match out.first_chunk_mut() {
+        Some(out) => *out = *x,
+        None => out.copy_from_slice(&x[..out.len()]),
+    }
+}
+
+/// Copies columns of the state `s` from `column` on, as many as there are up to `N`, to a tile padded with zeros.
+#[inline]
+pub(super) fn take_tile<const N: usize>(s: &[f32], d_v: usize, column: usize, tile: &mut [[f32; N]]) {
+    for (tile, row) in tile.iter_mut().zip(s.chunks_exact(d_v)) {
+        *tile = padded(&row[column..]);
+    }
+}
+
+/// The way back of [`take_tile`].
+#[inline]
+pub(super) fn put_tile<const N: usize>(tile: &[[f32; N]], s: &mut [f32], d_v: usize, column: usize) {
+    for (tile, row) in tile.iter().zip(s.chunks_exact_mut(d_v)) {
+        cut(tile, &mut row[column..]);
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn sum(x: __m256) -> f32 {

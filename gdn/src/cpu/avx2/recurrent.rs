@@ -5,7 +5,7 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{dot, load, store};
+use super::lanes::{cut, dot, load, padded, put_tile, store, take_tile};
 use crate::cpu::Rule;
 
 /// Columns of the state that are carried through all tokens at a time: `d_k` rows of them stay in the first-level cache, and their
@@ -88,21 +88,14 @@ fn tiled(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mut [f32]) {
     let (d_k, d_v) = (rule.d_k, rule.d_v);
     let tile = &mut work.as_chunks_mut::<TILE>().0[..d_k];
     for column in (0..d_v).step_by(TILE) {
-        let width = TILE.min(d_v - column);
-        for (tile, row) in tile.iter_mut().zip(s.chunks_exact(d_v)) {
-            tile[..width].copy_from_slice(&row[column..][..width]);
-            tile[width..].fill(0.0);
-        }
+        take_tile(s, d_v, column, tile);
         for t in 0..rule.beta.len() {
             let (q, k) = (&rule.q[t * d_k..][..d_k], &rule.k[t * d_k..][..d_k]);
-            let mut v = [0.0; TILE];
-            v[..width].copy_from_slice(&rule.v[t * d_v + column..][..width]);
+            let v = padded(&rule.v[t * d_v..][column..d_v]);
             let o_tile = step(tile, q, k, &v, rule.decay[t], rule.beta[t]);
-            o[t * d_v + column..][..width].copy_from_slice(&o_tile[..width]);
+            cut(&o_tile, &mut o[t * d_v..][column..d_v]);
         }
-        for (tile, row) in tile.iter().zip(s.chunks_exact_mut(d_v)) {
-            row[column..][..width].copy_from_slice(&tile[..width]);
-        }
+        put_tile(tile, s, d_v, column);
     }
 }
 
