@@ -20,10 +20,10 @@ use std::{sync::Arc, thread, thread_local};
 ///
 /// Made for computations of many short parallel regions, such as a forward pass, which has several hundred of a few to a
 /// few hundred microseconds. The pool is [entered](Pool::enter) once per computation; inside, workers spin between
-/// [regions](Scope::run), so that starting one costs well under a microsecond. Outside they park after a fifth of a
-/// millisecond and use no processor time.
+/// [regions](Scope::run), so that starting one costs well under a microsecond. Outside they park after a
+/// fraction of a millisecond and use no processor time.
 ///
-/// Waiting is polite: after a few microseconds of spinning a waiting thread offers its processor to others
+/// Waiting is polite: after some tens of microseconds of spinning a waiting thread offers its processor to others
 /// (`sched_yield`), and a worker that finds nothing to do for ten milliseconds parks even inside a computation. More
 /// threads than free processors cost speed, not progress.
 ///

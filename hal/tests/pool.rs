@@ -4,7 +4,7 @@
 
 use skep_hal::{ErrorKind, Pool};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -133,26 +133,39 @@ fn a_panic_waits_for_the_region_and_the_pool_survives() {
 
 #[test]
 fn every_chunk_may_panic_even_with_payloads_that_panic_when_dropped() {
-    struct Bomb(AtomicUsize);
+    struct Bomb {
+        armed: AtomicBool,
+    }
     impl Drop for Bomb {
         fn drop(&mut self) {
-            assert!(std::thread::panicking() || self.0.load(Ordering::Relaxed) == 1, "the bomb went off");
+            if *self.armed.get_mut() && !std::thread::panicking() {
+                std::panic::resume_unwind(Box::new(()));
+            }
         }
     }
-    let pool = Pool::new(2).unwrap();
-    let region = || {
-        pool.enter(|scope| scope.run(20, &|_| std::panic::panic_any(Bomb(AtomicUsize::new(0)))));
-    };
-    let payload = catch_unwind(AssertUnwindSafe(region)).expect_err("the panic comes through");
-    payload.downcast_ref::<Bomb>().expect("the payload of a chunk").0.store(1, Ordering::Relaxed);
-    drop(payload);
-    let total = AtomicUsize::new(0);
-    pool.enter(|scope| {
-        scope.run(20, &|chunk| {
-            total.fetch_add(chunk, Ordering::Relaxed);
+    for threads in [1, 2] {
+        let pool = Pool::new(threads).unwrap();
+        let seen = counts(20);
+        let region = || {
+            pool.enter(|scope| {
+                scope.run(20, &|chunk| {
+                    seen[chunk].fetch_add(1, Ordering::Relaxed);
+                    std::panic::resume_unwind(Box::new(Bomb { armed: AtomicBool::new(true) }));
+                });
+            });
+        };
+        let payload = catch_unwind(AssertUnwindSafe(region)).expect_err("the panic comes through");
+        payload.downcast_ref::<Bomb>().expect("the payload of a chunk").armed.store(false, Ordering::Relaxed);
+        drop(payload);
+        assert_all(&seen, 1);
+        let total = AtomicUsize::new(0);
+        pool.enter(|scope| {
+            scope.run(20, &|chunk| {
+                total.fetch_add(chunk, Ordering::Relaxed);
+            });
         });
-    });
-    assert_eq!(total.into_inner(), 190);
+        assert_eq!(total.into_inner(), 190);
+    }
 }
 
 #[test]

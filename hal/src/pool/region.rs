@@ -250,8 +250,7 @@ impl<O: Orders> Region<O> {
             *first = Some(payload);
             self.gate.0.panicked.store(true, Ordering::Relaxed);
         } else {
-            // Its destructor may panic too, and a worker must live to report the chunk.
-            core::mem::forget(payload);
+            discard(payload);
         }
     }
 
@@ -271,11 +270,18 @@ pub(crate) fn serial(chunks: usize, body: &Body<'_>) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| body(index))) {
             match first {
                 None => first = Some(payload),
-                Some(_) => core::mem::forget(payload),
+                Some(_) => discard(payload),
             }
         }
     }
     if let Some(payload) = first {
         resume_unwind(payload);
+    }
+}
+
+/// Drops a payload whose destructor may panic in turn, as nothing may while chunks are unreported.
+fn discard(payload: Payload) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        core::mem::forget(again);
     }
 }

@@ -43,7 +43,7 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// One thread's patience: a few hundred spins, then giving up the processor, until a time has passed.
+/// One thread's patience: spins at first, then giving up the processor, until a time has passed.
 pub(crate) struct Pause {
     #[cfg(not(loom))]
     spins: u32,
@@ -53,9 +53,9 @@ pub(crate) struct Pause {
 
 #[cfg(not(loom))]
 impl Pause {
-    /// Between 5 and 40 microseconds of pause instructions on current processors: longer than the serial work between
-    /// two regions of a forward step, far shorter than a scheduler's time slice.
-    const SPINS: u32 = 512;
+    /// Between 20 and 130 microseconds of pause instructions on current processors: longer than the serial work between
+    /// two regions of a forward step and than the last chunk of a region, far shorter than a scheduler's time slice.
+    const SPINS: u32 = 2048;
 
     pub(crate) fn new() -> Self {
         Self { spins: 0, since: None }
