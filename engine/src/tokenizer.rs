@@ -25,6 +25,7 @@ mod vocabulary;
 
 use std::borrow::Cow;
 
+use skep_gguf::Gguf;
 use tokenizers::models::bpe::BPE;
 use tokenizers::utils::SysRegex;
 use tokenizers::{Model, NormalizedString};
@@ -77,6 +78,15 @@ impl Tokenizer {
     /// byte without a token, merges that lack a space or name absent tokens.
     pub fn from_parts(parts: Parts) -> Result<Self> {
         vocabulary::assemble(parts)
+    }
+
+    /// Puts a tokenizer together from the keys `tokenizer.ggml.*` of a file.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_parts`](Self::from_parts), and when a key is missing or of another type.
+    pub fn from_gguf<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Self> {
+        Self::from_parts(Parts::from_gguf(file)?)
     }
 
     /// Encodes a text, without adding a BOS token.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 /// How deep values may be nested to be written.
@@ -101,25 +101,22 @@ fn write_float(value: f64, out: &mut String, [nan, infinity, negative]: [&str; 3
     }
 }
 
-/// The filter `tojson` as chat templates have it: `json.dumps` with `ensure_ascii=False`.
-pub(super) fn tojson(
-    value: &Value,
-    ensure_ascii: Option<Value>,
-    indent: Option<Value>,
-    separators: Option<Value>,
-    sort_keys: Option<Value>,
-    kwargs: Kwargs,
-) -> Result<Value, Error> {
-    let option = |positional: Option<Value>, name: &str| -> Result<Option<Value>, Error> {
-        let value = match positional {
-            Some(value) => Some(value),
+/// The filter `tojson` as chat templates have it: `json.dumps` of `(value, ensure_ascii=False, indent=None,
+/// separators=None, sort_keys=False)`.
+pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    if args.len() > 4 {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let option = |at: usize, name: &str| -> Result<Option<Value>, Error> {
+        let value = match args.get(at) {
+            Some(value) => Some(value.clone()),
             None => kwargs.get::<Option<Value>>(name)?,
         };
         Ok(value.filter(|value| !value.is_none()))
     };
     let truth = |value: Option<Value>| value.is_some_and(|value| value.is_true());
-    let ensure_ascii = truth(option(ensure_ascii, "ensure_ascii")?);
-    let indent = match option(indent, "indent")? {
+    let ensure_ascii = truth(option(0, "ensure_ascii")?);
+    let indent = match option(1, "indent")? {
         None => None,
         Some(value) => match value.as_str() {
             Some(text) => Some(text.to_owned()),
@@ -129,7 +126,7 @@ pub(super) fn tojson(
             }
         },
     };
-    let (item, key) = match option(separators, "separators")? {
+    let (item, key) = match option(2, "separators")? {
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
         Some(pair) => {
             let pair: Vec<Value> = pair.try_iter()?.collect();
@@ -139,7 +136,7 @@ pub(super) fn tojson(
             }
         }
     };
-    let sort_keys = truth(option(sort_keys, "sort_keys")?);
+    let sort_keys = truth(option(3, "sort_keys")?);
     kwargs.assert_all_used()?;
     let json = Json { ensure_ascii, indent, item, key, sort_keys };
     let mut out = String::new();

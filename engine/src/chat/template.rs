@@ -3,8 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Output, State, UndefinedBehavior, context};
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{Environment, Output, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 use serde_json::{Map, Value, json};
 
@@ -52,6 +52,7 @@ pub struct Context<'a> {
 /// Known differences to Python: integers beyond 64 bits in the input are floats, the operator `~` writes floats below 1e-4
 /// and from 1e16 on without exponent, and slicing an undefined value gives an empty list instead of an error.
 pub struct Template {
+    source: String,
     environment: Environment<'static>,
     takes_parts: bool,
 }
@@ -69,9 +70,14 @@ impl Template {
         }
         let mut environment = environment()?;
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|error| failure(&error))?;
-        let mut template = Self { environment, takes_parts: false };
+        let mut template = Self { source: source.to_owned(), environment, takes_parts: false };
         template.takes_parts = template.probe_parts();
         Ok(template)
+    }
+
+    /// The template's own text.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders the template.
@@ -102,7 +108,7 @@ impl Template {
         let mut output = Limited { bytes: Vec::new(), limit };
         let template = environment.get_template(NAME).map_err(|error| failure(&error))?;
         template
-            .render_captured_to(minijinja::Value::from_serialize(&variables), &mut output)
+            .render_captured_to(minijinja::Value::from(Serde(&variables)), &mut output)
             .map_err(|error| failure(&error))?;
         String::from_utf8(output.bytes)
             .map_err(|_| Error::new(ErrorKind::Template, "chat template: the output is not UTF-8"))
@@ -240,11 +246,172 @@ fn method(
         }
         ("removeprefix", Some(&[prefix])) => text.strip_prefix(prefix).unwrap_or(text).into(),
         ("removesuffix", Some(&[suffix])) => text.strip_suffix(suffix).unwrap_or(text).into(),
-        ("rsplit", _) if let Some((separator, limit)) = rsplit_args(args) => {
-            let mut parts: Vec<_> = text.rsplitn(limit, separator).map(minijinja::Value::from).collect();
-            parts.reverse();
-            parts.into()
-        }
+        ("rsplit", Some(&[separator])) if !separator.is_empty() => reversed(text.rsplit(separator)),
         _ => return pycompat::unknown_method_callback(state, value, name, args),
     })
+}
+
+fn reversed<'t>(parts: impl Iterator<Item = &'t str>) -> minijinja::Value {
+    let mut parts: Vec<minijinja::Value> = parts.map(minijinja::Value::from).collect();
+    parts.reverse();
+    parts.into()
+}
+
+/// About the bytes of a JSON value as text.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 8,
+        Value::Array(items) => 8 + items.iter().map(size).sum::<usize>(),
+        Value::Object(map) => 8 + map.iter().map(|(key, value)| key.len() + size(value)).sum::<usize>(),
+    }
+}
+
+/// The error a caller sees: the words of `raise_exception`, or what went wrong and in which line.
+fn failure(error: &minijinja::Error) -> Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(Raised(words)) = cause.downcast_ref() {
+            return Error::new(ErrorKind::Template, words.clone());
+        }
+        source = cause.source();
+    }
+    let mut message = NAME.to_owned();
+    if let Some(line) = error.line() {
+        message.push_str(&format!(", line {line}"));
+    }
+    message.push_str(&format!(": {}", error.kind()));
+    if let Some(detail) = error.detail() {
+        message.push_str(&format!(": {detail}"));
+    }
+    Error::new(ErrorKind::Template, message)
+}
+
+/// Replaces the tags `generation` and `endgeneration`, which the engine does not know, by a plain scope with the same
+/// whitespace control.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        out.push_str(&rest[..open + 2]);
+        rest = &rest[open + 2..];
+        let Some(close) = rest.find("%}") else { break };
+        let tag = &rest[..close];
+        let word = tag.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        let scope = match word {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => continue,
+        };
+        out.push_str(&tag.replacen(word, scope, 1));
+        rest = &rest[close..];
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str) -> Result<String> {
+        render_with(source, Map::new())
+    }
+
+    fn render_with(source: &str, kwargs: Map<String, Value>) -> Result<String> {
+        Template::new(source)?.render(&Context {
+            messages: &[json!({"role": "user", "content": "hi"})],
+            tools: &[],
+            kwargs: &kwargs,
+            add_generation_prompt: true,
+            bos_token: "<s>",
+            eos_token: "</s>",
+        })
+    }
+
+    #[test]
+    fn generation_tags_are_scopes() {
+        let source = "a {%- generation -%} b{% set x = 1 %}{% endgeneration %}\n c{%generation%}d{%- endgeneration +%}\ne";
+        assert_eq!(
+            without_generation_tags(source),
+            "a {%- with -%} b{% set x = 1 %}{% endwith %}\n c{%with%}d{%- endwith +%}\ne"
+        );
+        assert_eq!(render(source).unwrap(), "ab cd\ne");
+        assert_eq!(without_generation_tags("{% generation"), "{% generation");
+        assert_eq!(render("{{ 'generation' }}").unwrap(), "generation");
+    }
+
+    #[test]
+    fn a_refusal_has_the_templates_words_and_spoils_nothing() {
+        let source = "{% macro m() %}{{ raise_exception('No ' ~ x) }}{% endmacro %}{% if x %}{{ m() }}{% endif %}ok";
+        let template = Template::new(source).unwrap();
+        let render = |kwargs: &Map<String, Value>| {
+            template.render(&Context {
+                messages: &[],
+                tools: &[],
+                kwargs,
+                add_generation_prompt: false,
+                bos_token: "",
+                eos_token: "",
+            })
+        };
+        let refused = json!({"x": "Bob"});
+        for _ in 0..3 {
+            let error = render(refused.as_object().unwrap()).unwrap_err();
+            assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Template, "No Bob"));
+            assert_eq!(render(&Map::new()).unwrap(), "ok");
+        }
+    }
+
+    #[test]
+    fn errors_have_a_line() {
+        let error = Template::new("a\n{% if %}").unwrap_err();
+        assert!(error.to_string().starts_with("chat template, line 2: syntax error: "), "{error}");
+        let error = render("a\n\n{{ x.y.z }}").unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Template, "chat template, line 3: undefined value"));
+    }
+
+    #[test]
+    fn hostile_templates_fail() {
+        for source in [
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            "{% for i in range(10 ** 9) %}{% endfor %}",
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+            "{% set ns = namespace(s='x' * 4000) %}{% for i in range(9999) %}{{ ns.s }}{% endfor %}",
+            "{{ 'x' * 10 ** 10 }}",
+            "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+            "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+            "{% include '/etc/passwd' %}",
+            "{% import '/etc/passwd' as x %}",
+            "{% extends '/etc/passwd' %}",
+        ] {
+            let error = render(source).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Template, "{source}");
+        }
+        assert!(Template::new(&format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000))).is_err());
+        assert!(Template::new(&" ".repeat(MAX_SOURCE + 1)).is_err());
+    }
+
+    #[test]
+    fn variables_of_the_call_win() {
+        let kwargs = json!({"messages": 1, "tools": 2, "bos_token": 3, "x": 1e16, "add_generation_prompt": false});
+        let source = "{{ messages[0].content }} {{ tools }} {{ bos_token }} {{ add_generation_prompt }} {{ x }} {{ documents }}";
+        let text = render_with(source, kwargs.as_object().unwrap().clone()).unwrap();
+        assert_eq!(text, "hi None <s> True 1e+16 None");
+    }
+
+    #[test]
+    fn content_in_parts_is_probed() {
+        for (source, takes) in [
+            ("{% for m in messages %}{{ m.content }}{% endfor %}", false),
+            ("{% for m in messages %}{{ m.content + 'x' }}{% endfor %}", false),
+            ("{% for m in messages %}{{ m.content | tojson }}{% endfor %}", false),
+            ("{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}", true),
+            ("nothing", false),
+        ] {
+            assert_eq!(Template::new(source).unwrap().takes_parts(), takes, "{source}");
+        }
+    }
 }

@@ -1,11 +1,13 @@
 use super::{Event, FinishReason, Sink, Timings, Usage, shutting_down};
 use crate::batch::{Batch, Piece, SequenceId, Want};
 use crate::constraint::OneOf;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
-use crate::stream::{Delta, Stream};
+use crate::stream::{Delta, Stream, StreamOptions};
+use crate::tokenizer::Tokenizer;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -24,7 +26,7 @@ pub(super) struct Job {
     pub(super) ignore_eos: bool,
     pub(super) sampler: Sampler,
     pub(super) constraint: Option<OneOf>,
-    pub(super) stream: Stream,
+    pub(super) stream: StreamOptions,
     pub(super) sink: Box<dyn Sink>,
     pub(super) queued: Instant,
 }
@@ -36,14 +38,14 @@ impl Job {
 }
 
 /// A job that has a sequence.
-struct Active {
+struct Active<'t> {
     job: Job,
+    stream: Stream<'t>,
     sequence: SequenceId,
     /// Tokens that the model has seen.
     done: usize,
     started: Instant,
     first_token: Option<Instant>,
-    tool_calls: bool,
 }
 
 /// What became of a job in a step.
@@ -58,14 +60,15 @@ enum Outcome {
 /// The loop of the engine thread: until `stop` is set or every sender is gone.
 pub(super) fn run(mut runner: Runner, queue: &Receiver<Job>, stop: &AtomicBool) {
     let mut waiting = VecDeque::new();
-    let mut active: Vec<Active> = Vec::new();
+    let tokenizer = Arc::clone(runner.shared_tokenizer());
+    let mut active: Vec<Active<'_>> = Vec::new();
     let mut logits = Vec::new();
     while !stop.load(Ordering::Acquire) {
         if !receive(queue, &mut waiting, active.is_empty()) && active.is_empty() && waiting.is_empty() {
             return;
         }
         waiting.retain(|job: &Job| !job.sink.closed());
-        admit(&mut runner, &mut waiting, &mut active);
+        admit(&mut runner, &tokenizer, &mut waiting, &mut active);
         let gone: Vec<usize> = (0..active.len()).filter(|&index| active[index].job.sink.closed()).collect();
         for index in gone.into_iter().rev() {
             runner.close(active.remove(index).sequence);
@@ -102,27 +105,36 @@ fn receive(queue: &Receiver<Job>, waiting: &mut VecDeque<Job>, idle: bool) -> bo
 }
 
 /// Gives sequences to waiting jobs, in the order of their arrival.
-fn admit(runner: &mut Runner, waiting: &mut VecDeque<Job>, active: &mut Vec<Active>) {
-    while let Some(job) = waiting.pop_front() {
-        match runner.open() {
-            Ok(sequence) => active.push(Active {
+fn admit<'t>(
+    runner: &mut Runner,
+    tokenizer: &'t Tokenizer,
+    waiting: &mut VecDeque<Job>,
+    active: &mut Vec<Active<'t>>,
+) {
+    while let Some(mut job) = waiting.pop_front() {
+        let Ok(sequence) = runner.open() else {
+            waiting.push_front(job);
+            return;
+        };
+        match Stream::new(tokenizer, std::mem::take(&mut job.stream)) {
+            Ok(stream) => active.push(Active {
                 job,
+                stream,
                 sequence,
                 done: 0,
                 started: Instant::now(),
                 first_token: None,
-                tool_calls: false,
             }),
-            Err(_) => {
-                waiting.push_front(job);
-                return;
+            Err(error) => {
+                runner.close(sequence);
+                job.sink.send(Event::Failed(error));
             }
         }
     }
 }
 
 /// One step: a token of every running answer, and a chunk of the prompt that has waited longest.
-fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
+fn step(runner: &mut Runner, active: &mut Vec<Active<'_>>, logits: &mut Vec<f32>) {
     let prefilling = active.iter().position(|active| active.remaining() > 1);
     let members: Vec<usize> =
         (0..active.len()).filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling).collect();
@@ -160,7 +172,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     }
 }
 
-impl Active {
+impl Active<'_> {
     /// Tokens that the model has not seen yet.
     fn remaining(&self) -> usize {
         self.job.tokens.len() - self.done
@@ -184,13 +196,13 @@ impl Active {
             let forced = self.job.prompt_tokens..self.job.tokens.len();
             debug_assert_eq!(forced.len(), self.job.forced);
             for token in forced {
-                self.job.stream.push(self.job.tokens[token], &mut deltas);
+                self.stream.push(self.job.tokens[token], &mut deltas);
             }
         }
         match self.choose(runner, logits, &mut deltas) {
             Ok(outcome) => {
                 if matches!(outcome, Outcome::Finished(_)) {
-                    self.job.stream.finish(&mut deltas);
+                    self.stream.finish(&mut deltas);
                 }
                 if self.send(deltas) { outcome } else { Outcome::Gone }
             }
@@ -221,7 +233,8 @@ impl Active {
                 job.constraint = None;
             }
         }
-        if job.stream.push(token, deltas) {
+        self.stream.push(token, deltas);
+        if self.stream.stopped() {
             return Ok(Outcome::Finished(FinishReason::Stop));
         }
         let generated = job.tokens.len() - job.prompt_tokens;
@@ -232,10 +245,7 @@ impl Active {
     }
 
     fn send(&mut self, deltas: Vec<Delta>) -> bool {
-        deltas.into_iter().all(|delta| {
-            self.tool_calls |= matches!(delta, Delta::ToolCallStart { .. });
-            self.job.sink.send(Event::Delta(delta))
-        })
+        deltas.into_iter().all(|delta| self.job.sink.send(Event::Delta(delta)))
     }
 
     /// Sends the last event of a job that has ended, and says whether it has.
@@ -246,7 +256,7 @@ impl Active {
             Outcome::Failed(error) => Event::Failed(error),
             Outcome::Finished(reason) => Event::Finished {
                 reason: match reason {
-                    FinishReason::Stop if self.tool_calls => FinishReason::ToolCalls,
+                    FinishReason::Stop if self.stream.tool_calls() > 0 => FinishReason::ToolCalls,
                     reason => reason,
                 },
                 usage: Usage {

@@ -1,0 +1,188 @@
+//! From generated tokens to what a client reads, piece by piece.
+//!
+//! [`Stream`] takes one token after the other and gives [`Delta`]s. Three stages stand behind each other, each of which
+//! holds back only what it cannot decide yet, so that the joined deltas do not depend on how the text was cut:
+//!
+//! 1. [`Detokenizer`]: bytes to UTF-8;
+//! 2. [`Splitter`]: reasoning, content and tool calls apart, markup removed;
+//! 3. [`StopStrings`]: the end of the visible text (reasoning and content; markup and arguments of calls do not count).
+
+mod detokenizer;
+mod splitter;
+mod stop;
+mod tools;
+
+pub use self::detokenizer::Detokenizer;
+pub use self::splitter::{Splitter, SplitterOptions};
+pub use self::stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStrings};
+pub use self::tools::Tools;
+
+use crate::error::Result;
+use crate::tokenizer::Tokenizer;
+
+/// A piece of what the model says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Delta {
+    /// Thought before the answer.
+    Reasoning(String),
+    /// The answer.
+    Content(String),
+    /// A call of a function begins.
+    ToolCallStart {
+        /// The number of the call in this answer, from 0.
+        index: usize,
+        /// A name for the call that no other call has.
+        id: String,
+        /// The function.
+        name: String,
+    },
+    /// A piece of a call's arguments; joined, the text of a JSON object.
+    ToolCallArguments {
+        /// The number of the call.
+        index: usize,
+        /// The piece.
+        text: String,
+    },
+}
+
+/// How a [`Stream`] reads what the model writes.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct StreamOptions {
+    /// The prompt ends inside a `<think>` block, see [`Rendered`](crate::chat::Rendered).
+    pub starts_in_reasoning: bool,
+    /// A `<think>` block at the very beginning is reasoning, too; for chats, not for plain completions.
+    pub detects_reasoning: bool,
+    /// The tools of the request; without, the markup of calls is content.
+    pub tools: Option<Tools>,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+}
+
+/// The way from tokens to deltas for one answer.
+#[derive(Debug)]
+pub struct Stream<'t> {
+    tokenizer: &'t Tokenizer,
+    detokenizer: Detokenizer,
+    splitter: Splitter,
+    stop: StopStrings,
+    split: Vec<Delta>,
+    /// Whether the visible text now is reasoning; a stop string does not reach over the border.
+    in_reasoning: bool,
+}
+
+impl<'t> Stream<'t> {
+    /// A stream at its beginning.
+    ///
+    /// # Errors
+    ///
+    /// As [`StopStrings::new`].
+    pub fn new(tokenizer: &'t Tokenizer, options: StreamOptions) -> Result<Self> {
+        Ok(Self {
+            tokenizer,
+            detokenizer: Detokenizer::default(),
+            splitter: Splitter::new(SplitterOptions {
+                starts_in_reasoning: options.starts_in_reasoning,
+                detects_reasoning: options.detects_reasoning,
+                tools: options.tools,
+            }),
+            stop: StopStrings::new(options.stop)?,
+            split: Vec::new(),
+            in_reasoning: options.starts_in_reasoning,
+        })
+    }
+
+    /// Takes a token and appends what it makes visible to `deltas`.
+    ///
+    /// Control tokens show nothing. Once [`stopped`](Self::stopped), tokens are ignored.
+    pub fn push(&mut self, token: u32, deltas: &mut Vec<Delta>) {
+        if self.tokenizer.is_control(token) {
+            let mut text = String::new();
+            self.detokenizer.flush(&mut text);
+            self.push_text(&text, deltas);
+        } else {
+            self.push_bytes(self.tokenizer.token_bytes(token), deltas);
+        }
+    }
+
+    /// Takes bytes as [`push`](Self::push) takes those of a token.
+    pub fn push_bytes(&mut self, bytes: &[u8], deltas: &mut Vec<Delta>) {
+        let mut text = String::new();
+        self.detokenizer.push(bytes, &mut text);
+        self.push_text(&text, deltas);
+    }
+
+    /// Whether a stop string ended the answer.
+    pub fn stopped(&self) -> bool {
+        self.stop.stopped()
+    }
+
+    /// How many tool calls there are so far.
+    pub fn tool_calls(&self) -> usize {
+        self.splitter.tool_calls()
+    }
+
+    /// Whether the next token continues reasoning, as far as the text is decided.
+    pub fn in_reasoning(&self) -> bool {
+        self.splitter.in_reasoning()
+    }
+
+    /// Ends the answer: appends everything held back to `deltas`.
+    pub fn finish(&mut self, deltas: &mut Vec<Delta>) {
+        let mut text = String::new();
+        self.detokenizer.flush(&mut text);
+        self.push_text(&text, deltas);
+        if !self.stopped() {
+            self.splitter.finish(&mut self.split);
+            self.emit(deltas);
+        }
+        self.flush_visible(deltas);
+    }
+
+    fn push_text(&mut self, text: &str, deltas: &mut Vec<Delta>) {
+        if text.is_empty() || self.stopped() {
+            return;
+        }
+        self.splitter.push(text, &mut self.split);
+        self.emit(deltas);
+    }
+
+    /// Passes on what the splitter gave, visible text through the stop strings.
+    fn emit(&mut self, deltas: &mut Vec<Delta>) {
+        for delta in std::mem::take(&mut self.split) {
+            if self.stopped() {
+                return;
+            }
+            let (reasoning, text) = match delta {
+                Delta::Reasoning(text) => (true, text),
+                Delta::Content(text) => (false, text),
+                call => {
+                    self.flush_visible(deltas);
+                    deltas.push(call);
+                    continue;
+                }
+            };
+            if reasoning != self.in_reasoning {
+                self.flush_visible(deltas);
+                self.in_reasoning = reasoning;
+            }
+            let mut shown = String::new();
+            self.stop.push(&text, &mut shown);
+            self.show(shown, deltas);
+        }
+    }
+
+    fn flush_visible(&mut self, deltas: &mut Vec<Delta>) {
+        let mut shown = String::new();
+        self.stop.flush(&mut shown);
+        self.show(shown, deltas);
+    }
+
+    fn show(&self, text: String, deltas: &mut Vec<Delta>) {
+        if text.is_empty() {
+            return;
+        }
+        deltas.push(if self.in_reasoning { Delta::Reasoning(text) } else { Delta::Content(text) });
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use skep_gguf::Gguf;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::utils::SysRegex;
 
@@ -66,6 +67,46 @@ pub struct Parts {
     pub padding: Option<u32>,
     /// `tokenizer.ggml.add_bos_token`; absent, it follows from `pre`.
     pub add_bos: Option<bool>,
+}
+
+impl Parts {
+    /// Reads the parts from the metadata of a file.
+    ///
+    /// # Errors
+    ///
+    /// `ErrorKind::Tokenizer` naming the key that is missing or of another type, or the token that is not UTF-8.
+    pub fn from_gguf<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Self> {
+        let wrong = |source: skep_gguf::Error| error(source.to_string());
+        let text = |key: &str| {
+            let value = file.str(key).and_then(|value| file.required(key, value));
+            value.map(str::to_owned).map_err(wrong)
+        };
+        let array = |key: &str| file.array(key).and_then(|value| file.required(key, value)).map_err(wrong);
+        let texts = |key: &str| {
+            let strings = array(key)?.strs().map_err(|source| error(format!("{key}: {source}")))?;
+            let mut texts = Vec::with_capacity(strings.len());
+            for (at, string) in strings.enumerate() {
+                let text = string.as_str().map_err(|source| error(format!("{key}[{at}]: {source}")))?;
+                texts.push(text.to_owned());
+            }
+            Ok::<_, Error>(texts)
+        };
+        let id = |key: &str| file.u32(key).map_err(wrong);
+        let types = "tokenizer.ggml.token_type";
+        Ok(Self {
+            model: text("tokenizer.ggml.model")?,
+            pre: file.str("tokenizer.ggml.pre").map_err(wrong)?.unwrap_or_default().to_owned(),
+            tokens: texts("tokenizer.ggml.tokens")?,
+            types: array(types)?.i32s().map_err(|source| error(format!("{types}: {source}")))?.collect(),
+            merges: texts("tokenizer.ggml.merges")?,
+            bos: id("tokenizer.ggml.bos_token_id")?,
+            eos: id("tokenizer.ggml.eos_token_id")?,
+            eot: id("tokenizer.ggml.eot_token_id")?,
+            eom: id("tokenizer.ggml.eom_token_id")?,
+            padding: id("tokenizer.ggml.padding_token_id")?,
+            add_bos: file.bool("tokenizer.ggml.add_bos_token").map_err(wrong)?,
+        })
+    }
 }
 
 /// How text becomes words, by the name in `tokenizer.ggml.pre`.

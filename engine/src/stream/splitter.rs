@@ -1,0 +1,279 @@
+//! Reasoning, content and tool calls apart.
+
+use super::Delta;
+use super::tools::{Tools, call_id, parse_json, parse_xml};
+
+const THINK: &str = "<think>";
+const THINK_END: &str = "</think>";
+const CALL: &str = "<tool_call>";
+const CALL_END: &str = "</tool_call>";
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+
+/// How a [`Splitter`] reads a text.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct SplitterOptions {
+    /// The text begins inside a `<think>` block.
+    pub starts_in_reasoning: bool,
+    /// A `<think>` at the very beginning opens one, too.
+    pub detects_reasoning: bool,
+    /// Which tools may be called; without, the markup of calls is content.
+    pub tools: Option<Tools>,
+}
+
+/// Splits the text of a model into reasoning, content and tool calls.
+///
+/// - Reasoning ends at `</think>`. Whitespace at both ends of it and before the content is dropped. If the text ends first,
+///   all of it is reasoning. A call inside reasoning is no call.
+/// - A call is `<tool_call>` with a `<function=NAME>` block of `<parameter=KEY>` values (as Qwen writes it), or with a JSON
+///   object of `name` and `arguments` (as Hermes does), then `</tool_call>`. Whitespace before, between and behind calls is
+///   dropped. A call appears as a whole, once its function is closed; the closing tag of the call may be missing then.
+/// - Anything else that begins like a call is content, unchanged.
+///
+/// Pieces come as soon as they are decided. Joined, they do not depend on how the text was cut.
+#[derive(Debug, Clone)]
+pub struct Splitter {
+    state: State,
+    tools: Option<Tools>,
+    /// Text not decided yet.
+    held: String,
+    calls: usize,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    /// Nothing but whitespace so far, a `<think>` may come.
+    Start,
+    /// In reasoning; `true` until a visible character.
+    Reasoning(bool),
+    /// In content; `true` while whitespace is dropped.
+    Content(bool),
+    /// Behind `<tool_call>`.
+    Call {
+        /// Whitespace before the tag, which is content again if this is no call.
+        before: String,
+        /// Up to where the held text was searched for an end.
+        searched: usize,
+    },
+    /// Behind a function in a call.
+    AfterFunction,
+}
+
+impl Splitter {
+    /// A splitter at the beginning of a text.
+    pub fn new(options: SplitterOptions) -> Self {
+        let state = match (options.starts_in_reasoning, options.detects_reasoning) {
+            (true, _) => State::Reasoning(true),
+            (false, true) => State::Start,
+            (false, false) => State::Content(false),
+        };
+        Self { state, tools: options.tools, held: String::new(), calls: 0 }
+    }
+
+    /// Takes text and appends what is decided to `deltas`.
+    pub fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
+        self.held.push_str(text);
+        while self.step(deltas) {}
+    }
+
+    /// Appends the rest to `deltas`, as the text ends here.
+    pub fn finish(&mut self, deltas: &mut Vec<Delta>) {
+        while let State::Call { .. } = self.state {
+            self.end_call(deltas);
+            while self.step(deltas) {}
+        }
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Reasoning(false) => emit(deltas, Delta::Reasoning, &held),
+            State::Start | State::Content(false) => emit(deltas, Delta::Content, &held),
+            State::Reasoning(true) => emit(deltas, Delta::Reasoning, held.trim_start()),
+            State::Content(true) | State::AfterFunction => emit(deltas, Delta::Content, held.trim_start()),
+            State::Call { .. } => {}
+        }
+    }
+
+    /// How many calls there were so far.
+    pub fn tool_calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Whether the text is inside a `<think>` block now.
+    pub fn in_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning(_))
+    }
+
+    /// Decides what can be decided and says whether it got further.
+    fn step(&mut self, deltas: &mut Vec<Delta>) -> bool {
+        match &mut self.state {
+            State::Start => self.start(),
+            State::Reasoning(_) => self.reasoning(deltas),
+            State::Content(_) => self.content(deltas),
+            State::Call { .. } => self.call(deltas),
+            State::AfterFunction => self.after_function(),
+        }
+    }
+
+    fn start(&mut self) -> bool {
+        let text = self.held.trim_start();
+        if text.len() < THINK.len() && THINK.starts_with(text) {
+            return false;
+        }
+        match text.strip_prefix(THINK) {
+            Some(after) => {
+                self.held = after.to_owned();
+                self.state = State::Reasoning(true);
+            }
+            None => self.state = State::Content(false),
+        }
+        true
+    }
+
+    fn reasoning(&mut self, deltas: &mut Vec<Delta>) -> bool {
+        let at_start = matches!(self.state, State::Reasoning(true));
+        let (found, undecided) = find(&self.held, THINK_END);
+        let body = self.held[..undecided].trim_end().len();
+        let text = match at_start {
+            true => self.held[..body].trim_start(),
+            false => &self.held[..body],
+        };
+        let shown = !text.is_empty();
+        emit(deltas, Delta::Reasoning, text);
+        if found {
+            self.held.drain(..undecided + THINK_END.len());
+            self.state = State::Content(true);
+            return true;
+        }
+        if shown {
+            self.held.drain(..body);
+            self.state = State::Reasoning(false);
+        }
+        false
+    }
+
+    fn content(&mut self, deltas: &mut Vec<Delta>) -> bool {
+        if matches!(self.state, State::Content(true)) {
+            let whitespace = self.held.len() - self.held.trim_start().len();
+            self.held.drain(..whitespace);
+            if self.held.is_empty() {
+                return false;
+            }
+        }
+        if self.tools.is_none() {
+            emit(deltas, Delta::Content, &self.held);
+            if !self.held.is_empty() {
+                self.state = State::Content(false);
+            }
+            self.held.clear();
+            return false;
+        }
+        let (found, undecided) = find(&self.held, CALL);
+        let body = self.held[..undecided].trim_end().len();
+        emit(deltas, Delta::Content, &self.held[..body]);
+        if body > 0 {
+            self.state = State::Content(false);
+        }
+        if found {
+            let before = self.held[body..undecided].to_owned();
+            self.held.drain(..undecided + CALL.len());
+            self.state = State::Call { before, searched: 0 };
+            return true;
+        }
+        self.held.drain(..body);
+        false
+    }
+
+    fn call(&mut self, deltas: &mut Vec<Delta>) -> bool {
+        let (Some(tools), State::Call { searched, .. }) = (&self.tools, &mut self.state) else { return false };
+        let text = self.held.trim_start();
+        if text.len() < FUNCTION.len() && FUNCTION.starts_with(text) {
+            return false;
+        }
+        let xml = text.starts_with(FUNCTION);
+        if !xml && !text.starts_with('{') {
+            self.reject(deltas);
+            return true;
+        }
+        let close = if xml { FUNCTION_END } else { CALL_END };
+        while let Some(at) = self.held[*searched..].find(close) {
+            let end = *searched + at + close.len();
+            let call = match xml {
+                true => parse_xml(tools, &self.held[..end]),
+                false => parse_json(&self.held[..end - close.len()]),
+            };
+            if let Some(call) = call {
+                self.held.drain(..end);
+                self.state = if xml { State::AfterFunction } else { State::Content(true) };
+                self.announce(call, deltas);
+                return true;
+            }
+            // The tag belongs to an argument.
+            *searched = end;
+        }
+        // A tag cut at the end begins at most this far back.
+        let mut from = self.held.len().saturating_sub(close.len() - 1).max(*searched);
+        while !self.held.is_char_boundary(from) {
+            from += 1;
+        }
+        *searched = from;
+        false
+    }
+
+    /// Skips the closing tag of a call; another function may come before it.
+    fn after_function(&mut self) -> bool {
+        let text = self.held.trim_start();
+        let undecided = |tag: &str| text.len() < tag.len() && tag.starts_with(text);
+        if undecided(CALL_END) || undecided(FUNCTION) {
+            return false;
+        }
+        if text.starts_with(FUNCTION) {
+            self.state = State::Call { before: String::new(), searched: 0 };
+            return true;
+        }
+        self.held = text.strip_prefix(CALL_END).unwrap_or(text).to_owned();
+        self.state = State::Content(true);
+        true
+    }
+
+    /// Decides an open call at the end of the text.
+    fn end_call(&mut self, deltas: &mut Vec<Delta>) {
+        match parse_json(&self.held) {
+            Some(call) => {
+                self.held.clear();
+                self.state = State::Content(true);
+                self.announce(call, deltas);
+            }
+            None => self.reject(deltas),
+        }
+    }
+
+    /// Makes the tag of what is no call content.
+    fn reject(&mut self, deltas: &mut Vec<Delta>) {
+        if let State::Call { before, .. } = &self.state {
+            emit(deltas, Delta::Content, &format!("{before}{CALL}"));
+        }
+        self.state = State::Content(false);
+    }
+
+    fn announce(&mut self, call: super::tools::Call, deltas: &mut Vec<Delta>) {
+        let index = self.calls;
+        self.calls += 1;
+        deltas.push(Delta::ToolCallStart { index, id: call_id(), name: call.name });
+        deltas.push(Delta::ToolCallArguments { index, text: call.arguments });
+    }
+}
+
+fn emit(deltas: &mut Vec<Delta>, kind: fn(String) -> Delta, text: &str) {
+    if !text.is_empty() {
+        deltas.push(kind(text.to_owned()));
+    }
+}
+
+/// Whether `tag` is in `text`, and the place where it begins, or could begin if more text came, or else the end.
+fn find(text: &str, tag: &str) -> (bool, usize) {
+    if let Some(at) = text.find(tag) {
+        return (true, at);
+    }
+    let cut = (1..tag.len()).rev().find(|&len| text.ends_with(&tag[..len]));
+    (false, text.len() - cut.unwrap_or(0))
+}
