@@ -238,3 +238,27 @@ impl Kernels {
         (self.axpy)(a, x, y);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instruction_set_is_chosen_or_refused_by_name() {
+        assert_eq!(Isa::choose(Some("scalar".into())), Ok(Isa::Scalar));
+        assert!(Isa::choose(None).is_ok_and(Isa::is_supported));
+        let error = Isa::choose(Some("sse9".into())).unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::UnknownIsa("sse9".into()));
+        assert!(std::format!("{error}").contains("\"sse9\""));
+        for isa in Isa::ALL {
+            let chosen = Isa::choose(Some(isa.name().into()));
+            let kernels = Kernels::of(*isa).map(|k| k.isa());
+            if isa.is_supported() {
+                assert_eq!((chosen, kernels), (Ok(*isa), Ok(*isa)));
+            } else {
+                let error = Error::new(ErrorKind::UnsupportedIsa(*isa));
+                assert_eq!((chosen, kernels), (Err(error.clone()), Err(error)));
+            }
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! Every kernel of every instruction set against the scalar truth.
 #![cfg(feature = "std")]
 
+mod invariance;
+mod parallel;
 mod products;
 mod samples;
 mod vectors;

@@ -114,3 +114,172 @@ fn instruction_sets_agree_bit_for_bit() {
         }
     }
 }
+
+/// The value in every byte of the codes that brings sums of products to their largest magnitude.
+#[test]
+fn extreme_codes_do_not_saturate() {
+    let mut random = Random::new(3);
+    for ty in Type::ALL.into_iter().filter(|ty| ty.is_quantised()) {
+        let (rows, cols) = (9, 2 * 256);
+        for byte in [0x00, 0x7f, 0x80, 0x81, 0xff] {
+            let mut data = weights(ty, rows, cols, &mut random);
+            for block in data.chunks_mut(ty.block_bytes()) {
+                let scales = match ty {
+                    Type::Q6_K => 208..210,
+                    Type::Q4_0 | Type::Q5_0 | Type::Q8_0 => 0..2,
+                    _ => 0..4,
+                };
+                for (i, b) in block.iter_mut().enumerate() {
+                    if !scales.contains(&i) {
+                        *b = byte;
+                    }
+                }
+            }
+            for tokens in [1, 9] {
+                for pattern in [[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]] {
+                    let x: Vec<f32> = (0..tokens * cols).map(|i| pattern[i % 2]).collect();
+                    let w = Matrix::new(ty, rows, cols, &data).unwrap();
+                    let scalar = Kernels::of(Isa::Scalar).unwrap();
+                    let shape = (rows, cols, tokens);
+                    let expected = product(&scalar, ty, shape, &data, &x, Precision::Fast);
+                    check_row(
+                        &w,
+                        0,
+                        &x[..cols],
+                        &expected[..rows],
+                        Precision::Exact,
+                        (Isa::Scalar, Kind::AllEqual),
+                    );
+                    for k in kernels() {
+                        let out = product(&k, ty, shape, &data, &x, Precision::Fast);
+                        assert_eq!(out, expected, "{ty} {:?} codes {byte:#x} {pattern:?}", k.isa());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_makes_its_own_token_nan() {
+    let mut random = Random::new(4);
+    for ty in Type::ALL {
+        let (rows, cols, tokens) = (10, 512, 9);
+        let data = weights(ty, rows, cols, &mut random);
+        let clean = activations(Kind::Normal, tokens * cols, &mut random);
+        for hostile in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = clean.clone();
+            x[3 * cols + 300] = hostile;
+            for k in kernels() {
+                for precision in [Precision::Exact, Precision::Fast] {
+                    let shape = (rows, cols, tokens);
+                    let before = product(&k, ty, shape, &data, &clean, precision);
+                    let after = product(&k, ty, shape, &data, &x, precision);
+                    for (i, (a, b)) in after.iter().zip(&before).enumerate() {
+                        let what = (ty, k.isa(), precision, hostile);
+                        if i / rows != 3 {
+                            assert_eq!(a.to_bits(), b.to_bits(), "{what:?}");
+                        } else if hostile.is_nan() || (precision == Precision::Fast && ty.is_quantised()) {
+                            assert!(a.is_nan(), "{what:?} {a}");
+                        } else {
+                            assert!(!a.is_finite(), "{what:?} {a}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_not_finite_stays_in_its_row() {
+    let mut random = Random::new(5);
+    for ty in Type::ALL.into_iter().filter(|ty| ty.is_quantised()) {
+        let (rows, cols) = (10, 512);
+        let clean = weights(ty, rows, cols, &mut random);
+        let scale = if ty == Type::Q6_K { 208 } else { 0 };
+        for hostile in [0x7c00u16, 0x7e00, 0xfc00, 0xffff] {
+            let mut data = clean.clone();
+            data[4 * ty.row_bytes(cols).unwrap() + scale..][..2].copy_from_slice(&hostile.to_le_bytes());
+            for tokens in [1, 9] {
+                let x = activations(Kind::Normal, tokens * cols, &mut random);
+                for k in kernels() {
+                    for precision in [Precision::Exact, Precision::Fast] {
+                        let shape = (rows, cols, tokens);
+                        let before = product(&k, ty, shape, &clean, &x, precision);
+                        let after = product(&k, ty, shape, &data, &x, precision);
+                        for (i, (a, b)) in after.iter().zip(&before).enumerate() {
+                            if i % rows == 4 {
+                                assert!(!a.is_finite(), "{ty} {:?} {a}", k.isa());
+                            } else {
+                                assert_eq!(a.to_bits(), b.to_bits(), "{ty} {:?}", k.isa());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_and_tiny_activations_stay_finite() {
+    let mut random = Random::new(6);
+    for ty in Type::ALL.into_iter().filter(|ty| ty.is_quantised()) {
+        let data = weights(ty, 9, 512, &mut random);
+        for scale in [1e-45f32, 1e-38, 1e-37, 1e30] {
+            let x: Vec<f32> = (0..512).map(|i| scale * (1 + i % 7) as f32).collect();
+            let w = Matrix::new(ty, 9, 512, &data).unwrap();
+            for k in kernels() {
+                let out = product(&k, ty, (9, 512, 1), &data, &x, Precision::Fast);
+                for (r, out) in out.iter().enumerate() {
+                    let expected = reference::dot(ty, w.row(r), &x);
+                    // Below 4e-37 a block counts as zero.
+                    let allowed = 0.02 * 512.0 * 7.0 * f64::from(scale) + 512.0 * 4e-37;
+                    assert!(out.is_finite(), "{ty} {scale:e} {out}");
+                    assert!(
+                        (f64::from(*out) - f64::from(expected)).abs() < allowed,
+                        "{ty} {scale:e}: {out:e} for {expected:e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn float_weights_may_lie_at_any_address() {
+    let mut random = Random::new(8);
+    for ty in [Type::F32, Type::F16, Type::BF16] {
+        let data = weights(ty, 3, 77, &mut random);
+        let x = activations(Kind::Normal, 77, &mut random);
+        for k in kernels() {
+            let expected = product(&k, ty, (3, 77, 1), &data, &x, Precision::Fast);
+            for shift in 1..4 {
+                let mut moved = vec![0; data.len() + shift];
+                moved[shift..].copy_from_slice(&data);
+                assert_eq!(product(&k, ty, (3, 77, 1), &moved[shift..], &x, Precision::Fast), expected);
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "activations lack the form that Q4_K weights need")]
+fn a_missing_form_is_named() {
+    let data = [0; 144];
+    let w = Matrix::new(Type::Q4_K, 1, 256, &data).unwrap();
+    let mut acts = Activations::new();
+    acts.fill(&Serial, &[0.0; 256], 256, Forms::F32 | Forms::Q8_0);
+    skep_quant::matmul_tile(w, 0..1, &acts, &[0], Precision::Fast, &mut [0.0]);
+}
+
+#[test]
+#[should_panic(expected = "token 1 of a batch of 1")]
+fn a_token_outside_the_batch_is_refused() {
+    let data = [0; 4];
+    let w = Matrix::new(Type::F32, 1, 1, &data).unwrap();
+    let mut acts = Activations::new();
+    acts.fill(&Serial, &[0.0], 1, Forms::F32);
+    skep_quant::matmul_tile(w, 0..1, &acts, &[1], Precision::Fast, &mut [0.0]);
+}

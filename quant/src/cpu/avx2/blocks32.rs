@@ -185,11 +185,7 @@ fn scales<const TY: u32, const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize) -
         };
         half_pairs(_mm256_setr_epi32(head(0), head(1), head(2), head(3), head(4), head(5), head(6), head(7)))
     } else {
-        let mut d = [0; ROWS];
-        for (d, blocks) in d.iter_mut().zip(rows.blocks) {
-            *d = u16::from_le_bytes([blocks[b][0], blocks[b][1]]);
-        }
-        (halves(&d), _mm256_setzero_ps())
+        (halves(rows, b, 0), _mm256_setzero_ps())
     }
 }
 

@@ -136,12 +136,15 @@ fn transpose(v: &[__m256i; ROWS]) -> [__m256i; 8] {
     [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)]
 }
 
-/// The values of eight halves.
+/// The values of the halves at byte `at` of block `b` of each row.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn halves(bits: &[u16; ROWS]) -> __m256 {
-    let b = bits.map(|b| b as i16);
-    _mm256_cvtph_ps(_mm_setr_epi16(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]))
+fn halves<const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize, at: usize) -> __m256 {
+    let half = |r: usize| {
+        let block = &rows.blocks[r][b];
+        i16::from_le_bytes([block[at], block[at + 1]])
+    };
+    _mm256_cvtph_ps(_mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)))
 }
 
 /// Eight consecutive rows as blocks of `BYTES`; past the last row of the matrix, that row again.

@@ -9,6 +9,7 @@ use core::arch::x86_64::*;
 use super::superblocks::{Header, Q4_K, Q5_K, Q6_K, codes_of, mins_dot, super_term};
 use super::{ROWS, Rows, half_pairs, halves, load_half, prefetch, store_f32, transpose, transpose_words};
 use crate::activations::Q8K;
+use crate::blocks::Q6K;
 use crate::matmul::Tile;
 
 /// Tokens per pass over a row: their sums lie on the stack.
@@ -88,11 +89,10 @@ impl Strip {
             *codes = transpose(unpacked);
         }
         if TY == Q6_K {
-            let (mut bytes, mut d) = ([_mm_setzero_si128(); ROWS], [0; ROWS]);
+            let mut bytes = [_mm_setzero_si128(); ROWS];
             for (r, blocks) in rows.blocks.iter().enumerate() {
-                let b: &crate::blocks::Q6K = bytemuck::from_bytes(&blocks[s]);
+                let b: &Q6K = bytemuck::from_bytes(&blocks[s]);
                 bytes[r] = load_half(&b.scales);
-                d[r] = u16::from_le_bytes(b.d);
             }
             for (q, bytes) in transpose_words(&bytes).into_iter().enumerate() {
                 // Bytes of a lane to words: the odd ones sign extended in place, the even ones moved up first.
@@ -109,7 +109,7 @@ impl Strip {
                     self.pairs[p] = _mm256_slli_epi16::<5>(minus);
                 }
             }
-            self.d = halves(&d);
+            self.d = halves(rows, s, const { size_of::<Q6K>() - 2 });
         } else {
             let header = Header::new(rows, s);
             for (j, scale) in self.scales[..8].iter_mut().enumerate() {

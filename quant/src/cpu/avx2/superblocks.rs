@@ -70,16 +70,13 @@ fn few<const TY: u32, const BYTES: usize, const NT: usize>(
             prefetch::<BYTES>(rows, s);
         }
         if TY == Q6_K {
-            let mut d = [0; ROWS];
             for r in 0..ROWS {
-                let b: &Q6K = bytemuck::cast_ref(&rows.blocks[r][s]);
-                d[r] = u16::from_le_bytes(b.d);
-                let sums = q6_k_dot(b, &ys, masks);
+                let sums = q6_k_dot(bytemuck::from_bytes(&rows.blocks[r][s]), &ys, masks);
                 for t in 0..NT {
                     codes[t][r] = sums[t];
                 }
             }
-            let d = halves(&d);
+            let d = halves(rows, s, const { size_of::<Q6K>() - 2 });
             for t in 0..NT {
                 let codes = _mm256_cvtepi32_ps(sum_lanes(&codes[t]));
                 let d = _mm256_mul_ps(d, _mm256_set1_ps(ys[t].d));
