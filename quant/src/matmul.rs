@@ -101,7 +101,7 @@ struct Cut {
 }
 
 impl Kernels {
-    /// [`matmul_tile`](crate::matmul_tile) with these kernels.
+    /// [`matmul_tile`] with these kernels.
     pub fn matmul_tile(
         &self,
         w: Matrix<'_>,
