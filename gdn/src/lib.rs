@@ -1,4 +1,9 @@
-#![doc = include_str!("../README.md")]
+// The example in the README runs `mix`.
+#![cfg_attr(feature = "std", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "std"),
+    doc = "Gated DeltaNet without `std`: shapes, states, head orders and the scalar reference."
+)]
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::std_instead_of_core, clippy::std_instead_of_alloc, clippy::alloc_instead_of_core)]

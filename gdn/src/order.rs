@@ -99,3 +99,73 @@ fn move_parts<T: Copy>(shape: &Shape, to: HeadOrder, from: &[T], into: &mut [T],
         into[position(shape, to, head) * part..][..part].copy_from_slice(from);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn heads_move_as_the_converter_moves_them() {
+        // Three value heads for each of two key heads: the two directions are not the same permutation.
+        let shape = Shape::new(2, 6, 1, 1, 1, HeadOrder::Grouped).unwrap();
+        let grouped = ["k0a", "k0b", "k0c", "k1a", "k1b", "k1c"];
+        let tiled = heads(&shape, HeadOrder::Tiled, &grouped).unwrap();
+        assert_eq!(tiled, ["k0a", "k1a", "k0b", "k1b", "k0c", "k1c"]);
+        assert_eq!(heads(&shape, HeadOrder::Grouped, &tiled).unwrap(), grouped);
+        assert_ne!(heads(&shape, HeadOrder::Tiled, &tiled).unwrap(), grouped);
+    }
+
+    #[test]
+    fn positions_are_bijective_and_keep_the_pairing() {
+        for k_heads in 1..6 {
+            for ratio in 1..5 {
+                let tiled = Shape::new(k_heads, k_heads * ratio, 1, 1, 1, HeadOrder::Tiled).unwrap();
+                let grouped = tiled.with_order(HeadOrder::Grouped);
+                for head in 0..tiled.v_heads() {
+                    let there = position(&tiled, HeadOrder::Grouped, head);
+                    assert_eq!(position(&tiled, HeadOrder::Tiled, there), head);
+                    assert_eq!(tiled.k_head_of(head), grouped.k_head_of(there));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_move_whole_and_queries_and_keys_stay() {
+        let shape = Shape::new(2, 4, 2, 2, 1, HeadOrder::Tiled).unwrap();
+        // 8 rows of queries and keys, 8 of values; three bytes each.
+        let rows: Vec<u8> = (0..16).flat_map(|row| [row, 100 + row, 200 + row]).collect();
+        let moved = qkv(&shape, HeadOrder::Grouped, &rows).unwrap();
+        let firsts: Vec<u8> = moved.chunks_exact(3).map(|row| row[0]).collect();
+        assert_eq!(firsts, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]);
+        assert!(moved.chunks_exact(3).all(|row| row[1] == row[0] + 100 && row[2] == row[0] + 200));
+        assert_eq!(qkv(&shape, HeadOrder::Tiled, &moved).unwrap(), rows);
+    }
+
+    #[test]
+    fn moved_columns_meet_moved_activations() {
+        let shape = Shape::new(2, 4, 1, 3, 1, HeadOrder::Tiled).unwrap();
+        let matrix: Vec<f32> = (0..5 * 12).map(|x| (x * x % 17) as f32).collect();
+        let activation: Vec<f32> = (0..12).map(|x| (x * 7 % 5) as f32).collect();
+        let product = |matrix: &[f32], x: &[f32]| -> Vec<f32> {
+            matrix.chunks_exact(12).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
+        };
+        let moved_matrix = columns(&shape, HeadOrder::Grouped, &matrix).unwrap();
+        let moved_activation = columns(&shape, HeadOrder::Grouped, &activation).unwrap();
+        let expected = product(&matrix, &activation);
+        assert_eq!(product(&moved_matrix, &moved_activation), expected);
+        assert_ne!(product(&matrix, &moved_activation), expected);
+    }
+
+    #[test]
+    fn uneven_data_is_refused() {
+        let shape = Shape::new(2, 4, 2, 2, 1, HeadOrder::Tiled).unwrap();
+        assert!(heads(&shape, HeadOrder::Tiled, &[0u8; 6]).is_err());
+        assert!(qkv(&shape, HeadOrder::Tiled, &[0u8; 17]).is_err());
+        assert!(columns(&shape, HeadOrder::Tiled, &[0.0; 9]).is_err());
+        assert_eq!(columns(&shape, HeadOrder::Tiled, &[]).unwrap(), vec![0.0; 0]);
+        assert_eq!(heads::<u8>(&shape, HeadOrder::Tiled, &[]).unwrap(), [0; 0]);
+    }
+}

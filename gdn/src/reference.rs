@@ -282,3 +282,82 @@ pub fn mix(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(n: usize, seed: u32) -> Vec<f32> {
+        let mut x = seed;
+        let mut next = || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn both_forms_agree_for_every_chunk_length() {
+        let (n, d_k, d_v) = (30, 6, 5);
+        let (mut q, mut k, v) = (values(n * d_k, 1), values(n * d_k, 2), values(n * d_v, 3));
+        q.chunks_exact_mut(d_k).for_each(|q| l2_normalise(q, 0.4));
+        k.chunks_exact_mut(d_k).for_each(|k| l2_normalise(k, 1.0));
+        let g: Vec<f32> = values(n, 4).iter().map(|x| -2.0 * x.abs()).collect();
+        let beta: Vec<f32> = values(n, 5).iter().map(|x| sigmoid(4.0 * x)).collect();
+        for start in [vec![0.0; d_k * d_v], values(d_k * d_v, 6)] {
+            let (mut s, mut o) = (start.clone(), vec![0.0; n * d_v]);
+            recurrent(&q, &k, &v, &g, &beta, &mut s, &mut o);
+            for chunk in [1, 2, 4, 7, 29, 30, 64] {
+                let (mut chunked_s, mut chunked_o) = (start.clone(), vec![0.0; n * d_v]);
+                chunked(chunk, &q, &k, &v, &g, &beta, &mut chunked_s, &mut chunked_o);
+                let close = |x: &[f32], y: &[f32]| x.iter().zip(y).all(|(x, y)| (x - y).abs() < 1e-5);
+                assert!(close(&s, &chunked_s) && close(&o, &chunked_o), "chunks of {chunk}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_rule_overwrites_what_a_key_held() {
+        // One-hot keys, full write strength, no decay: a memory of d_k cells.
+        let (mut s, mut o) = (vec![0.0; 4], vec![0.0; 6]);
+        let (first, second) = ([1.0, 0.0], [0.0, 1.0]);
+        let k = [first, second, first].concat();
+        recurrent(&k, &k, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[0.0; 3], &[1.0; 3], &mut s, &mut o);
+        assert_eq!(s, [5.0, 6.0, 3.0, 4.0]);
+        assert_eq!(o, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn the_last_tap_meets_the_current_token() {
+        let (mut window, mut out) = (vec![7.0, 8.0], vec![0.0; 2]);
+        conv_silu(3, &[0.0, 0.0, 1.0], &mut window, &[1.0, 2.0], &mut out);
+        assert_eq!(out, [silu(1.0), silu(2.0)]);
+        assert_eq!(window, [1.0, 2.0]);
+        conv_silu(3, &[1.0, 0.0, 0.0], &mut window, &[3.0], &mut out[..1]);
+        assert_eq!(out[0], silu(1.0));
+        assert_eq!(window, [2.0, 3.0]);
+    }
+
+    #[test]
+    fn scalar_functions_at_their_edges() {
+        assert_eq!(softplus(20.5), 20.5);
+        assert!((softplus(19.9) - 19.9).abs() < 1e-6);
+        assert!((softplus(0.0) - core::f32::consts::LN_2).abs() < 1e-7);
+        assert_eq!(softplus(-200.0), 0.0);
+        assert_eq!((sigmoid(200.0), sigmoid(-200.0)), (1.0, 0.0));
+        assert_eq!(silu(-200.0), 0.0);
+        let mut zero = [0.0; 3];
+        l2_normalise(&mut zero, 1.0);
+        assert_eq!(zero, [0.0; 3]);
+        assert_eq!(log_decay(-0.5, 0.0, 0.0), -0.5 * core::f32::consts::LN_2);
+    }
+
+    #[test]
+    fn the_norm_comes_before_the_gate() {
+        let mut out = [0.0; 2];
+        gated_norm(&[3.0, 4.0], &[1.0, 2.0], 0.0, &[1.0, -1.0], &mut out);
+        let rms = sqrt(12.5);
+        assert!((out[0] - 3.0 / rms * silu(1.0)).abs() < 1e-6);
+        assert!((out[1] - 8.0 / rms * silu(-1.0)).abs() < 1e-6);
+    }
+}

@@ -147,9 +147,13 @@ impl Shape {
         }
     }
 
-    /// The `member`-th value head that reads key head `k_head`.
-    #[cfg(feature = "std")]
-    pub(crate) const fn v_head_of(&self, k_head: usize, member: usize) -> usize {
+    /// The `member`-th of the [`ratio`](Self::ratio) value heads that read key head `k_head`.
+    ///
+    /// # Panics
+    /// When `k_head` or `member` is out of range.
+    #[must_use]
+    pub const fn v_head_of(&self, k_head: usize, member: usize) -> usize {
+        assert!(k_head < self.k_heads && member < self.ratio(), "key head or member out of range");
         match self.order {
             HeadOrder::Grouped => k_head * self.ratio() + member,
             HeadOrder::Tiled => member * self.k_heads + k_head,
@@ -285,5 +289,79 @@ impl Input<'_> {
         assert_eq!(self.qkv.len(), n * shape.conv_dim(), "qkv is not [n, conv_dim]");
         assert_eq!(self.z.len(), n * shape.value_dim(), "z is not [n, value_dim]");
         n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn impossible_shapes_are_named() {
+        let shape = |k, v, d_k, d_v, kernel| Shape::new(k, v, d_k, d_v, kernel, HeadOrder::Tiled);
+        let message = |result: Result<Shape>| result.unwrap_err().to_string();
+        assert_eq!(message(shape(0, 4, 8, 8, 4)), "k_heads: must not be zero");
+        assert_eq!(message(shape(2, 0, 8, 8, 4)), "v_heads: must not be zero");
+        assert_eq!(message(shape(2, 4, 0, 8, 4)), "head_k_dim: must not be zero");
+        assert_eq!(message(shape(2, 4, 8, 0, 4)), "head_v_dim: must not be zero");
+        assert_eq!(message(shape(2, 4, 8, 8, 0)), "conv_kernel: must not be zero");
+        assert_eq!(
+            message(shape(16, 40, 8, 8, 4)),
+            "v_heads: 40 value heads are not a multiple of 16 key heads"
+        );
+        assert_eq!(message(shape(1, usize::MAX, 8, 8, 4)), "shape: the size overflows");
+        assert_eq!(message(shape(1, 1 << 30, 1 << 20, 1 << 20, 4)), "shape: the size overflows");
+    }
+
+    #[test]
+    fn heads_pair_by_their_order() {
+        // The ratios of Qwen3.5 35B-A3B and of the dense models with 48 value heads.
+        for ratio in [1, 2, 3] {
+            for order in [HeadOrder::Grouped, HeadOrder::Tiled] {
+                let shape = Shape::new(16, 16 * ratio, 128, 128, 4, order).unwrap();
+                for k_head in 0..16 {
+                    for member in 0..ratio {
+                        assert_eq!(shape.k_head_of(shape.v_head_of(k_head, member)), k_head);
+                    }
+                }
+                let mut all: Vec<_> =
+                    (0..16).flat_map(|k| (0..ratio).map(move |m| shape.v_head_of(k, m))).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..16 * ratio).collect::<Vec<_>>());
+            }
+        }
+        let shape = Shape::new(16, 32, 128, 128, 4, HeadOrder::Tiled).unwrap();
+        assert_eq!((shape.key_dim(), shape.value_dim(), shape.conv_dim()), (2048, 4096, 8192));
+        assert_eq!((shape.k_head_of(17), shape.with_order(HeadOrder::Grouped).k_head_of(17)), (1, 8));
+    }
+
+    #[test]
+    fn unfit_weights_are_named() {
+        let shape = Shape::new(1, 2, 8, 8, 4, HeadOrder::Tiled).unwrap();
+        let (conv, norm) = (vec![0.0; 32 * 4], [1.0; 8]);
+        let weights = |conv: &[f32], a: &[f32], dt: &[f32], norm: &[f32], eps| {
+            Weights::new(&shape, conv, a, dt, norm, eps).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(weights(&conv, &[-1.0, -0.1], &[0.0; 2], &norm, 1e-6), Ok(()));
+        let refused = |result: core::result::Result<(), alloc::string::String>, message: &str| {
+            assert_eq!(result.unwrap_err(), message);
+        };
+        refused(weights(&conv[1..], &[-1.0; 2], &[0.0; 2], &norm, 1e-6), "conv: 127 elements, expected 128");
+        refused(weights(&conv, &[-1.0; 3], &[0.0; 2], &norm, 1e-6), "a: 3 elements, expected 2");
+        refused(weights(&conv, &[-1.0; 2], &[0.0; 1], &norm, 1e-6), "dt_bias: 1 elements, expected 2");
+        refused(weights(&conv, &[-1.0; 2], &[0.0; 2], &norm[1..], 1e-6), "norm: 7 elements, expected 8");
+        for value in [0.5, 0.0, -0.0, f32::NAN, f32::NEG_INFINITY] {
+            let error = Weights::new(&shape, &conv, &[-0.5, value], &[0.0; 2], &norm, 1e-6).unwrap_err();
+            assert_eq!(error.field(), "a");
+            assert!(matches!(error.kind(), ErrorKind::Decay { index: 1, .. }), "{value}");
+        }
+        for eps in [0.0, -1e-6, f32::NAN, f32::INFINITY] {
+            let error = Weights::new(&shape, &conv, &[-0.5; 2], &[0.0; 2], &norm, eps).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Epsilon { .. }), "{eps}");
+        }
     }
 }

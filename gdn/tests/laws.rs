@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::ops::Range;
+
 use common::{Case, Random, Threads, assert_close, widen};
 use proptest::prelude::*;
 use skep_gdn::{CHUNK, Form, HeadOrder, Input, Scratch, Shape, Span, State, mix, order};
@@ -18,12 +20,12 @@ fn run_batch(
     case: &Case,
     par: &dyn Parallel,
     form: Form,
-    spans: &[core::ops::Range<usize>],
+    spans: impl IntoIterator<Item = Range<usize>>,
     states: &mut [State],
     scratch: &mut Scratch,
 ) -> Vec<f32> {
     let mut spans: Vec<Span<'_>> =
-        spans.iter().cloned().zip(states).map(|(tokens, state)| Span { tokens, state }).collect();
+        spans.into_iter().zip(states).map(|(tokens, state)| Span { tokens, state }).collect();
     let mut out = vec![f32::NAN; case.n() * case.shape.value_dim()];
     mix(par, &case.shape, &case.weights(), &mut spans, &case.input(), scratch, form, &mut out);
     out
@@ -64,10 +66,10 @@ fn neighbours_padding_and_workers_change_no_bit() {
     for form in FORMS {
         let starts: Vec<State> = (0..spans.len()).map(|i| case.carried(i as u64)).collect();
         let mut together: Vec<State> = starts.clone();
-        let out = run_batch(&case, &Serial, form, &spans, &mut together, &mut scratch);
+        let out = run_batch(&case, &Serial, form, spans.clone(), &mut together, &mut scratch);
         for workers in [2, 3, 7, 100] {
             let mut states = starts.clone();
-            let again = run_batch(&case, &Threads(workers), form, &spans, &mut states, &mut scratch);
+            let again = run_batch(&case, &Threads(workers), form, spans.clone(), &mut states, &mut scratch);
             assert_eq!(out, again, "{workers} workers, {form:?}");
             assert!(states.iter().zip(&together).all(|(x, y)| x.s() == y.s() && x.conv() == y.conv()));
         }
@@ -91,7 +93,7 @@ fn neighbours_padding_and_workers_change_no_bit() {
             assert!(padding.iter().all(|x| x.to_bits() == 0), "row {row}");
         }
         let mut states = starts.clone();
-        assert_eq!(out, run_batch(&poisoned, &Serial, form, &spans, &mut states, &mut scratch));
+        assert_eq!(out, run_batch(&poisoned, &Serial, form, spans.clone(), &mut states, &mut scratch));
     }
 }
 
@@ -110,14 +112,7 @@ fn a_scratch_serves_layers_of_different_shapes() {
             let case = Case::new(shape, 70, i as u64);
             for form in FORMS {
                 let mut states = [State::new(&shape)];
-                let out = run_batch(
-                    &case,
-                    &Serial,
-                    form,
-                    std::slice::from_ref(&(0..70)),
-                    &mut states,
-                    &mut scratch,
-                );
+                let out = run_batch(&case, &Serial, form, Some(0..70), &mut states, &mut scratch);
                 let fresh = case.run(&Serial, form, &mut State::new(&shape), &[70]);
                 assert_eq!(out, fresh, "round {round}, {shape:?}");
             }
@@ -208,18 +203,18 @@ fn a_poisoned_state_is_seen_stays_with_its_sequence_and_is_cured_by_reset() {
     let mut scratch = Scratch::new();
     for form in FORMS {
         let mut states = [State::new(&shape), State::new(&shape)];
-        let clean = run_batch(&case, &Serial, form, &[0..40, 40..80], &mut states, &mut scratch);
+        let clean = run_batch(&case, &Serial, form, [0..40, 40..80], &mut states, &mut scratch);
         assert!(states.iter().all(State::is_finite));
 
         states.iter_mut().for_each(State::reset);
         states[0].s_mut()[17] = f32::NAN;
         assert!(!states[0].is_finite());
-        let out = run_batch(&case, &Serial, form, &[0..40, 40..80], &mut states, &mut scratch);
+        let out = run_batch(&case, &Serial, form, [0..40, 40..80], &mut states, &mut scratch);
         assert!(!states[0].is_finite() && out[..40 * shape.value_dim()].iter().any(|x| x.is_nan()));
         assert_eq!(out[40 * shape.value_dim()..], clean[40 * shape.value_dim()..]);
 
         states.iter_mut().for_each(State::reset);
-        assert_eq!(run_batch(&case, &Serial, form, &[0..40, 40..80], &mut states, &mut scratch), clean);
+        assert_eq!(run_batch(&case, &Serial, form, [0..40, 40..80], &mut states, &mut scratch), clean);
     }
 }
 
@@ -251,7 +246,7 @@ fn overlapping_spans_are_refused() {
     let shape = shape(HeadOrder::Tiled);
     let case = Case::new(shape, 10, 1);
     let mut states = [State::new(&shape), State::new(&shape)];
-    run_batch(&case, &Serial, Form::Auto, &[0..6, 5..10], &mut states, &mut Scratch::new());
+    run_batch(&case, &Serial, Form::Auto, [0..6, 5..10], &mut states, &mut Scratch::new());
 }
 
 #[test]
@@ -259,7 +254,7 @@ fn overlapping_spans_are_refused() {
 fn spans_beyond_the_batch_are_refused() {
     let shape = shape(HeadOrder::Tiled);
     let case = Case::new(shape, 10, 1);
-    run_batch(&case, &Serial, Form::Auto, &[4..11], &mut [State::new(&shape)], &mut Scratch::new());
+    run_batch(&case, &Serial, Form::Auto, Some(4..11), &mut [State::new(&shape)], &mut Scratch::new());
 }
 
 #[test]
@@ -337,7 +332,7 @@ proptest! {
         let case = Case::new(shape, n, seed);
         for form in FORMS {
             let mut states: Vec<State> = (0..spans.len()).map(|i| case.carried(i as u64)).collect();
-            let out = run_batch(&case, &Threads(workers), form, &spans, &mut states, &mut Scratch::new());
+            let out = run_batch(&case, &Threads(workers), form, spans.clone(), &mut states, &mut Scratch::new());
             for (i, span) in spans.iter().enumerate() {
                 let mut alone = case.carried(i as u64);
                 let mut piece = vec![0.0; span.len() * shape.value_dim()];

@@ -4,6 +4,8 @@ mod chunked;
 mod elementwise;
 mod lanes;
 mod recurrent;
+#[cfg(test)]
+mod tests;
 
 use super::{Conv, Kernels, Rule};
 

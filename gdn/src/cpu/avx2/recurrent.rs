@@ -26,7 +26,7 @@ pub(super) fn recurrent(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mu
 
 /// Reads and writes the state where it is, from front to back.
 #[target_feature(enable = "avx2,fma")]
-fn in_place(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mut [f32]) {
+pub(super) fn in_place(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mut [f32]) {
     let (d_k, d_v) = (rule.d_k, rule.d_v);
     let (p, work) = work.split_at_mut(d_v);
     let r = &mut work[..d_v];
@@ -84,7 +84,7 @@ fn read_rows(rows: &[f32], k: &[f32; 4], q: &[f32; 4], p: &mut [f32], r: &mut [f
 
 /// Carries a tile of columns through all tokens, then the next. The same operations on every element as [`in_place`], in the same order.
 #[target_feature(enable = "avx2,fma")]
-fn tiled(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mut [f32]) {
+pub(super) fn tiled(rule: &Rule<'_>, s: &mut [f32], o: &mut [f32], work: &mut [f32]) {
     let (d_k, d_v) = (rule.d_k, rule.d_v);
     let tile = &mut work.as_chunks_mut::<TILE>().0[..d_k];
     for column in (0..d_v).step_by(TILE) {
