@@ -406,3 +406,93 @@ impl Job {
         (self.rows.start + query / per_row, self.q_heads.start + query % per_row)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use skep_quant::Serial;
+
+    use super::*;
+    use crate::cpu::Scalar;
+    use crate::{KvType, Norms, Position, Projections, Queries, reference};
+
+    /// Claims workers, so that jobs are split, and runs them backwards.
+    struct Backwards(usize);
+
+    // SAFETY: a plain loop.
+    unsafe impl Parallel for Backwards {
+        fn workers(&self) -> usize {
+            self.0
+        }
+
+        fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
+            (0..chunks).rev().for_each(body);
+        }
+    }
+
+    /// The path of processors without SIMD kernels.
+    #[test]
+    fn scalar_kernels_give_the_reference_and_do_not_depend_on_the_cut() {
+        let heads = Heads::new(6, 2, 20, 9, 0.4).unwrap();
+        let n = 600;
+        let wave =
+            |len: usize, step: f32| (0..len).map(|i| (i as f32 * step).sin() * 2.0).collect::<vec::Vec<_>>();
+        let (q, k, v) = (wave(n * 120, 0.71), wave(n * 40, 0.37), wave(n * 18, 0.13));
+        let pages = (0..60).rev().collect::<vec::Vec<u32>>();
+        let whole = [Span { tokens: 0..n, pages: &pages, start: 0 }];
+        let mut cache = KvCache::new(KvType::F16, 60, 10, 2, 20, 9).unwrap();
+        let projections = Projections { q: Queries::Plain(&q), k: &k, v: &v };
+        let positions = vec![Position::default(); n];
+        let mut queries = vec![0.0; q.len()];
+        reference::prepare(
+            &heads,
+            &projections,
+            &Norms::default(),
+            None,
+            &positions,
+            &whole,
+            &mut cache,
+            &mut queries,
+        )
+        .unwrap();
+        for mask in [Mask::Causal, Mask::Window(300)] {
+            let mut expected = vec![0.0; n * 54];
+            reference::attend(&heads, &q, None, &whole, &cache, mask, &mut expected).unwrap();
+            let mut scratch = Scratch::new();
+            let mut all = vec![0.0; n * 54];
+            attend_with(Scalar, &Serial, &heads, &q, None, &whole, &cache, mask, &mut scratch, &mut all)
+                .unwrap();
+            for (a, b) in all.iter().zip(&expected) {
+                assert!((a - b).abs() < 1e-5, "{a} is not {b}");
+            }
+            for (start, len) in [(0, 33), (599, 1), (520, 5)] {
+                let spans = [Span { tokens: 0..len, pages: &pages, start }];
+                let (q, mut out) = (&q[start * 120..][..len * 120], vec![0.0; len * 54]);
+                let par = Backwards(8);
+                attend_with(Scalar, &par, &heads, q, None, &spans, &cache, mask, &mut scratch, &mut out)
+                    .unwrap();
+                assert_eq!(out, all[start * 54..][..len * 54]);
+            }
+        }
+    }
+
+    #[test]
+    fn long_contexts_are_split_and_prompts_are_not() {
+        let heads = Heads::new(16, 2, 256, 256, 1.0).unwrap();
+        let plan = |spans: &[Span<'_>], workers| {
+            let mut plan = Plan::default();
+            let partials = plan.make(&heads, spans, Mask::Causal, workers);
+            (plan.units.len(), plan.merges.len(), partials)
+        };
+        let one = [Span { tokens: 0..1, pages: &[], start: 8191 }];
+        assert_eq!(plan(&one, 1), (2, 0, 0));
+        assert_eq!(plan(&one, 2), (64, 2, 64 * 8 * 258));
+        let prompt = [Span { tokens: 0..512, pages: &[], start: 0 }];
+        assert_eq!(plan(&prompt, 2), (256, 0, 0));
+        // The one long sequence of a batch is split, the short ones are not.
+        let mixed =
+            (0..9).map(|i| Span { tokens: i..i + 1, pages: &[], start: if i == 4 { 99_999 } else { 99 } });
+        assert_eq!(plan(&mixed.collect::<vec::Vec<_>>(), 4), (16 + 2 * 391, 2, 2 * 391 * 8 * 258));
+    }
+}

@@ -44,7 +44,7 @@ fn chunked_prefill_equals_one_shot() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn neighbours_cuts_pages_workers_do_not_matter(

@@ -75,3 +75,6 @@ macro_rules! with_isa {
     }};
 }
 pub(crate) use with_isa;
+
+#[cfg(test)]
+mod tests;
