@@ -7,6 +7,8 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
+use skep_gguf::Gguf;
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// How tokens are chosen. [`Default`] is a plain draw from the model's distribution.
@@ -57,6 +59,29 @@ impl Sampling {
     /// The best token every time.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
+    }
+
+    /// The settings a model file recommends (`general.sampling.temp`, `.top_k`, `.top_p`, `.min_p`), defaults for the rest.
+    ///
+    /// # Errors
+    ///
+    /// `ErrorKind::Model` naming the key of another type, or the setting that is out of range.
+    pub fn from_gguf<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Self> {
+        let wrong = |source: &dyn std::fmt::Display| Error::new(ErrorKind::Model, format!("general.sampling: {source}"));
+        let number = |key: &str, default: f32| match file.f32(key) {
+            Ok(value) => Ok(value.unwrap_or(default)),
+            Err(source) => Err(wrong(&source)),
+        };
+        let default = Self::default();
+        let sampling = Self {
+            temperature: number("general.sampling.temp", default.temperature)?,
+            top_p: number("general.sampling.top_p", default.top_p)?,
+            min_p: number("general.sampling.min_p", default.min_p)?,
+            top_k: file.u32("general.sampling.top_k").map_err(|source| wrong(&source))?.unwrap_or(default.top_k),
+            ..default
+        };
+        sampling.validate().map_err(|source| wrong(&source))?;
+        Ok(sampling)
     }
 
     /// Checks that every setting is in its range.

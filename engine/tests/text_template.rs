@@ -2,7 +2,7 @@
 
 mod text_support;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use skep_engine::ErrorKind;
 use skep_engine::chat::{Context, Template};
 use text_support::{json, shared, template, tiny};
@@ -50,4 +50,22 @@ fn conversations_render_as_in_python() {
         }
     }
     assert_eq!((rendered + refused, refused > 0), (160, true));
+}
+
+#[test]
+fn long() {
+    for (name, source) in [("qwen", "vocab/Qwen3.5-4B.jinja"), ("gemma", "vocab/google-gemma-4-31B-it.jinja")] {
+        let t = Template::new(&std::fs::read_to_string(shared(source).unwrap()).unwrap()).unwrap();
+        for n in [2, 100, 1000] {
+            let m: Vec<Value> = (0..n).flat_map(|i| [
+              serde_json::json!({"role": "user", "content": format!("message {i}")}),
+              serde_json::json!({"role": "assistant", "content": "", "tool_calls": [{"id": i.to_string(), "function": {"name": "f", "arguments": {"a": 1, "b": "xyz"}}}]}),
+              serde_json::json!({"role": "tool", "tool_call_id": i.to_string(), "content": "some result"}),
+            ]).collect();
+            eprintln!("{name}");
+            let now = std::time::Instant::now();
+            let r = t.render(&Context { messages: &m, tools: &[], kwargs: &Default::default(), add_generation_prompt: true, bos_token: "", eos_token: "" });
+            eprintln!("{:?} {:?}", now.elapsed(), r.map(|x| x.len()));
+        }
+    }
 }

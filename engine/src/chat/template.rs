@@ -13,17 +13,24 @@ use crate::error::{Error, ErrorKind, Result};
 
 const NAME: &str = "chat template";
 
-/// What rendering may cost whatever the input (in the engine's units: about an instruction or 64 bytes each) ...
-const BASE_FUEL: u64 = 1_000_000;
-/// ... and further per byte of input.
-const FUEL_PER_BYTE: u64 = 32;
+/// What rendering may cost whatever the input (in the engine's units: about an instruction, or 64 bytes) ...
+const BASE_FUEL: u64 = 100_000;
+/// ... further per byte of input (templates search texts, at a unit per byte) ...
+const FUEL_PER_BYTE: u64 = 8;
+/// ... and per pair of messages (some templates look from each message at all others).
+const FUEL_PER_PAIR: u64 = 8;
+/// A template can nest a value one level deeper per unit of fuel, and the engine compares, writes and drops nested values
+/// recursively: the stack it runs on has this many bytes per unit ...
+const STACK_PER_FUEL: u64 = 640;
+/// ... within these limits. The memory is only reserved, and used if a template really does so.
+const STACK: std::ops::RangeInclusive<u64> = 2 << 20..=1 << 30;
 /// Bytes a prompt may have whatever the input, and further per byte of input.
 const BASE_OUTPUT: usize = 1 << 20;
 const OUTPUT_PER_BYTE: usize = 16;
 /// Nesting of macro calls and blocks, in the engine's units (a macro call costs four).
 const MAX_RECURSION: usize = 200;
 /// Bytes of a template's source.
-const MAX_SOURCE: usize = 1 << 20;
+const MAX_SOURCE: usize = 1 << 18;
 
 /// What a template is rendered with.
 #[derive(Debug, Clone, Copy)]
@@ -52,8 +59,8 @@ pub struct Context<'a> {
 /// Known differences to Python: integers beyond 64 bits in the input are floats, the operator `~` writes floats below 1e-4
 /// and from 1e16 on without exponent, and slicing an undefined value gives an empty list instead of an error.
 pub struct Template {
-    source: String,
     environment: Environment<'static>,
+    source: String,
     takes_parts: bool,
 }
 
@@ -88,30 +95,32 @@ impl Template {
     pub fn render(&self, context: &Context<'_>) -> Result<String> {
         let kwargs: usize = context.kwargs.iter().map(|(key, value)| key.len() + size(value)).sum();
         let input = kwargs + context.messages.iter().chain(context.tools).map(size).sum::<usize>();
+        let pairs = (context.messages.len() as u64).saturating_pow(2);
+        let fuel = BASE_FUEL
+            .saturating_add(FUEL_PER_BYTE.saturating_mul(input as u64))
+            .saturating_add(FUEL_PER_PAIR.saturating_mul(pairs));
+        let stack = fuel.saturating_mul(STACK_PER_FUEL).clamp(*STACK.start(), *STACK.end()) as usize;
+        let output = BASE_OUTPUT.saturating_add(input.saturating_mul(OUTPUT_PER_BYTE));
+        let variables = variables(context);
+        std::thread::scope(|scope| {
+            let render = || self.render_within(&variables, fuel, output);
+            let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, render).map_err(|error| {
+                Error::new(ErrorKind::Template, format!("{NAME}: no thread with {stack} bytes of stack: {error}"))
+            })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn render_within(&self, variables: &Map<String, Value>, fuel: u64, limit: usize) -> Result<String> {
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(BASE_FUEL.saturating_add((input as u64).saturating_mul(FUEL_PER_BYTE))));
-
-        let mut variables = context.kwargs.clone();
-        let tools = if context.tools.is_empty() { Value::Null } else { Value::Array(context.tools.to_vec()) };
-        for (name, value) in [
-            ("messages", Value::Array(context.messages.to_vec())),
-            ("tools", tools),
-            ("add_generation_prompt", context.add_generation_prompt.into()),
-            ("bos_token", context.bos_token.into()),
-            ("eos_token", context.eos_token.into()),
-        ] {
-            variables.insert(name.to_owned(), value);
-        }
-        variables.entry("documents").or_insert(Value::Null);
-
-        let limit = BASE_OUTPUT.saturating_add(input.saturating_mul(OUTPUT_PER_BYTE));
+        environment.set_fuel(Some(fuel));
         let mut output = Limited { bytes: Vec::new(), limit };
         let template = environment.get_template(NAME).map_err(|error| failure(&error))?;
         template
-            .render_captured_to(minijinja::Value::from(Serde(&variables)), &mut output)
+            .render_captured_to(minijinja::Value::from(Serde(variables)), &mut output)
             .map_err(|error| failure(&error))?;
         String::from_utf8(output.bytes)
-            .map_err(|_| Error::new(ErrorKind::Template, "chat template: the output is not UTF-8"))
+            .map_err(|_| Error::new(ErrorKind::Template, format!("{NAME}: the output is not UTF-8")))
     }
 
     /// Whether the template renders content given as a list of parts; otherwise it must be given as one text.
@@ -170,6 +179,23 @@ impl std::io::Write for Limited {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// The variables of a context; its own win over others of the same name.
+fn variables(context: &Context<'_>) -> Map<String, Value> {
+    let mut variables = context.kwargs.clone();
+    let tools = if context.tools.is_empty() { Value::Null } else { Value::Array(context.tools.to_vec()) };
+    for (name, value) in [
+        ("messages", Value::Array(context.messages.to_vec())),
+        ("tools", tools),
+        ("add_generation_prompt", context.add_generation_prompt.into()),
+        ("bos_token", context.bos_token.into()),
+        ("eos_token", context.eos_token.into()),
+    ] {
+        variables.insert(name.to_owned(), value);
+    }
+    variables.entry("documents").or_insert(Value::Null);
+    variables
 }
 
 fn environment() -> Result<Environment<'static>> {

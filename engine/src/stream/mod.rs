@@ -13,9 +13,13 @@ mod stop;
 mod tools;
 
 pub use self::detokenizer::Detokenizer;
-pub use self::splitter::{Splitter, SplitterOptions};
+pub use self::splitter::Splitter;
 pub use self::stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStrings};
 pub use self::tools::Tools;
+
+use std::sync::Arc;
+
+use serde_json::Value;
 
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
@@ -48,22 +52,19 @@ pub enum Delta {
 
 /// How a [`Stream`] reads what the model writes.
 #[derive(Debug, Clone, Default)]
-#[non_exhaustive]
 pub struct StreamOptions {
     /// The prompt ends inside a `<think>` block, see [`Rendered`](crate::chat::Rendered).
     pub starts_in_reasoning: bool,
-    /// A `<think>` block at the very beginning is reasoning, too; for chats, not for plain completions.
-    pub detects_reasoning: bool,
-    /// The tools of the request; without, the markup of calls is content.
-    pub tools: Option<Tools>,
+    /// The tools of the request; without any, the markup of calls is content.
+    pub tools: Vec<Value>,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
 }
 
 /// The way from tokens to deltas for one answer.
 #[derive(Debug)]
-pub struct Stream<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct Stream {
+    tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
     splitter: Splitter,
     stop: StopStrings,
@@ -72,45 +73,46 @@ pub struct Stream<'t> {
     in_reasoning: bool,
 }
 
-impl<'t> Stream<'t> {
+impl Stream {
     /// A stream at its beginning.
     ///
     /// # Errors
     ///
-    /// As [`StopStrings::new`].
-    pub fn new(tokenizer: &'t Tokenizer, options: StreamOptions) -> Result<Self> {
+    /// As [`StopStrings::new`] and [`Tools::new`].
+    pub fn new(tokenizer: Arc<Tokenizer>, options: StreamOptions) -> Result<Self> {
+        let tools = match options.tools.is_empty() {
+            true => None,
+            false => Some(Tools::new(&options.tools)?),
+        };
         Ok(Self {
             tokenizer,
             detokenizer: Detokenizer::default(),
-            splitter: Splitter::new(SplitterOptions {
-                starts_in_reasoning: options.starts_in_reasoning,
-                detects_reasoning: options.detects_reasoning,
-                tools: options.tools,
-            }),
+            splitter: Splitter::new(options.starts_in_reasoning, tools),
             stop: StopStrings::new(options.stop)?,
             split: Vec::new(),
             in_reasoning: options.starts_in_reasoning,
         })
     }
 
-    /// Takes a token and appends what it makes visible to `deltas`.
-    ///
-    /// Control tokens show nothing. Once [`stopped`](Self::stopped), tokens are ignored.
-    pub fn push(&mut self, token: u32, deltas: &mut Vec<Delta>) {
-        if self.tokenizer.is_control(token) {
-            let mut text = String::new();
-            self.detokenizer.flush(&mut text);
-            self.push_text(&text, deltas);
-        } else {
-            self.push_bytes(self.tokenizer.token_bytes(token), deltas);
-        }
+    /// Lets a `<think>` at the very beginning open reasoning, too: for chats whose prompt does not open it, not for plain
+    /// completions. Call it before the first token.
+    pub fn detect_reasoning(mut self) -> Self {
+        self.splitter = self.splitter.detect_reasoning();
+        self
     }
 
-    /// Takes bytes as [`push`](Self::push) takes those of a token.
-    pub fn push_bytes(&mut self, bytes: &[u8], deltas: &mut Vec<Delta>) {
+    /// Takes a token, appends what it makes visible to `deltas`, and says whether a stop string ended the answer.
+    ///
+    /// Control tokens show nothing. Once [`stopped`](Self::stopped), tokens are ignored.
+    pub fn push(&mut self, token: u32, deltas: &mut Vec<Delta>) -> bool {
         let mut text = String::new();
-        self.detokenizer.push(bytes, &mut text);
+        if self.tokenizer.is_control(token) {
+            self.detokenizer.flush(&mut text);
+        } else {
+            self.detokenizer.push(self.tokenizer.token_bytes(token), &mut text);
+        }
         self.push_text(&text, deltas);
+        self.stopped()
     }
 
     /// Whether a stop string ended the answer.
@@ -123,7 +125,7 @@ impl<'t> Stream<'t> {
         self.splitter.tool_calls()
     }
 
-    /// Whether the next token continues reasoning, as far as the text is decided.
+    /// Whether the text is inside a `<think>` block now, as far as it is decided.
     pub fn in_reasoning(&self) -> bool {
         self.splitter.in_reasoning()
     }

@@ -10,18 +10,6 @@ const CALL_END: &str = "</tool_call>";
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 
-/// How a [`Splitter`] reads a text.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct SplitterOptions {
-    /// The text begins inside a `<think>` block.
-    pub starts_in_reasoning: bool,
-    /// A `<think>` at the very beginning opens one, too.
-    pub detects_reasoning: bool,
-    /// Which tools may be called; without, the markup of calls is content.
-    pub tools: Option<Tools>,
-}
-
 /// Splits the text of a model into reasoning, content and tool calls.
 ///
 /// - Reasoning ends at `</think>`. Whitespace at both ends of it and before the content is dropped. If the text ends first,
@@ -61,14 +49,19 @@ enum State {
 }
 
 impl Splitter {
-    /// A splitter at the beginning of a text.
-    pub fn new(options: SplitterOptions) -> Self {
-        let state = match (options.starts_in_reasoning, options.detects_reasoning) {
-            (true, _) => State::Reasoning(true),
-            (false, true) => State::Start,
-            (false, false) => State::Content(false),
-        };
-        Self { state, tools: options.tools, held: String::new(), calls: 0 }
+    /// A splitter at the beginning of a text, which may begin inside a `<think>` block. Without tools, the markup of calls is
+    /// content.
+    pub fn new(starts_in_reasoning: bool, tools: Option<Tools>) -> Self {
+        let state = if starts_in_reasoning { State::Reasoning(true) } else { State::Content(false) };
+        Self { state, tools, held: String::new(), calls: 0 }
+    }
+
+    /// Lets a `<think>` at the very beginning open reasoning. Call it before the first text.
+    pub fn detect_reasoning(mut self) -> Self {
+        if matches!(self.state, State::Content(_)) {
+            self.state = State::Start;
+        }
+        self
     }
 
     /// Takes text and appends what is decided to `deltas`.
@@ -88,8 +81,9 @@ impl Splitter {
             State::Reasoning(false) => emit(deltas, Delta::Reasoning, &held),
             State::Start | State::Content(false) => emit(deltas, Delta::Content, &held),
             State::Reasoning(true) => emit(deltas, Delta::Reasoning, held.trim_start()),
-            State::Content(true) | State::AfterFunction => emit(deltas, Delta::Content, held.trim_start()),
-            State::Call { .. } => {}
+            State::Content(true) => emit(deltas, Delta::Content, held.trim_start()),
+            // The beginning of a closing tag at most.
+            State::AfterFunction | State::Call { .. } => {}
         }
     }
 
