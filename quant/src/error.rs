@@ -62,7 +62,7 @@ pub enum ErrorKind {
     },
     /// `SKEP_ISA` names no known instruction set.
     #[cfg(feature = "std")]
-    #[error("SKEP_ISA={0:?} is not an instruction set; known are scalar and avx2")]
+    #[error("SKEP_ISA={0:?} is not an instruction set; known are scalar, avx2 and avx512")]
     UnknownIsa(alloc::string::String),
     /// The instruction set exists but this processor lacks it.
     #[cfg(feature = "std")]

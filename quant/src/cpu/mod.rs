@@ -4,6 +4,8 @@ mod scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 use alloc::string::String;
 use std::sync::OnceLock;
@@ -20,17 +22,20 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI, besides [`Avx2`](Self::Avx2).
+    Avx512,
 }
 
 impl Isa {
     /// Every instruction set, best last.
-    pub const ALL: &'static [Self] = &[Self::Scalar, Self::Avx2];
+    pub const ALL: &'static [Self] = &[Self::Scalar, Self::Avx2, Self::Avx512];
 
     /// The name `SKEP_ISA` knows it by.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
         }
     }
 
@@ -43,6 +48,15 @@ impl Isa {
                 std::is_x86_feature_detected!("avx2")
                     && std::is_x86_feature_detected!("fma")
                     && std::is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_supported()
+                    && std::is_x86_feature_detected!("avx512f")
+                    && std::is_x86_feature_detected!("avx512bw")
+                    && std::is_x86_feature_detected!("avx512dq")
+                    && std::is_x86_feature_detected!("avx512vl")
+                    && std::is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -135,6 +149,9 @@ const AVX2: Kernels = Kernels {
     axpy: detected!(avx2::vec::axpy(a, x, y)),
 };
 
+#[cfg(target_arch = "x86_64")]
+const AVX512: Kernels = Kernels { isa: Isa::Avx512, fast: detected!(avx512::fast(tile)), ..AVX2 };
+
 impl Kernels {
     /// The kernels for `isa`.
     ///
@@ -148,6 +165,8 @@ impl Kernels {
             Isa::Scalar => Ok(SCALAR),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Ok(AVX2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Ok(AVX512),
             #[cfg(not(target_arch = "x86_64"))]
             _ => Err(Error::new(ErrorKind::UnsupportedIsa(isa))),
         }

@@ -2,6 +2,8 @@
 
 use core::arch::x86_64::*;
 
+use super::strips::TOKENS;
+use super::superblocks::MANY;
 use super::{
     ROWS, Rows, half_pairs, halves, load, load_codes, load_half, prefetch, store_f32, sum_lanes, transpose,
 };
@@ -10,15 +12,10 @@ use crate::activations::Q8x8;
 use crate::blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::matmul::Tile;
 
-const IS_Q4_0: u32 = Type::Q4_0.id();
-const IS_Q4_1: u32 = Type::Q4_1.id();
-const IS_Q5_0: u32 = Type::Q5_0.id();
-const IS_Q5_1: u32 = Type::Q5_1.id();
-
-/// From this many tokens on, weights are rearranged first.
-const MANY: usize = 8;
-/// Tokens per pass over a row: their sums lie on the stack.
-const TOKENS: usize = 64;
+pub(in crate::cpu) const IS_Q4_0: u32 = Type::Q4_0.id();
+pub(in crate::cpu) const IS_Q4_1: u32 = Type::Q4_1.id();
+pub(in crate::cpu) const IS_Q5_0: u32 = Type::Q5_0.id();
+pub(in crate::cpu) const IS_Q5_1: u32 = Type::Q5_1.id();
 
 /// How many sums of two products fit in a word: 2 * 127 times 15, 31 or 128.
 const fn per_word(ty: u32) -> usize {
@@ -30,7 +27,7 @@ const fn per_word(ty: u32) -> usize {
 }
 
 /// What has to be taken off unsigned codes to get the signed ones.
-const fn offset(ty: u32) -> i32 {
+pub(in crate::cpu) const fn offset(ty: u32) -> i32 {
     match ty {
         IS_Q4_0 => 8,
         IS_Q5_0 => 16,
@@ -177,7 +174,10 @@ fn add<const TY: u32, const NT: usize>(
 /// The scales and minima of block `b` of eight rows.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn scales<const TY: u32, const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize) -> (__m256, __m256) {
+pub(in crate::cpu) fn scales<const TY: u32, const BYTES: usize>(
+    rows: &Rows<'_, BYTES>,
+    b: usize,
+) -> (__m256, __m256) {
     if matches!(TY, IS_Q4_1 | IS_Q5_1) {
         let head = |r: usize| {
             let block = &rows.blocks[r][b];
@@ -208,7 +208,7 @@ fn term<const TY: u32>(d: __m256, m: __m256, codes: __m256i, y: &Q8x8, k: usize)
 /// The codes of a block, without their offset.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn unpack<const TY: u32, const BYTES: usize>(block: &[u8; BYTES]) -> __m256i {
+pub(in crate::cpu) fn unpack<const TY: u32, const BYTES: usize>(block: &[u8; BYTES]) -> __m256i {
     match TY {
         IS_Q4_0 => nibbles(&bytemuck::from_bytes::<Q4_0>(block).qs),
         IS_Q4_1 => nibbles(&bytemuck::from_bytes::<Q4_1>(block).qs),

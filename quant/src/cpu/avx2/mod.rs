@@ -6,11 +6,11 @@
 // Loops over tokens and rows index several arrays alike.
 #![allow(clippy::needless_range_loop)]
 
-mod blocks32;
+pub(in crate::cpu) mod blocks32;
 mod dense;
 mod quantise;
-mod strips;
-mod superblocks;
+pub(in crate::cpu) mod strips;
+pub(in crate::cpu) mod superblocks;
 pub(crate) mod vec;
 
 pub(crate) use dense::exact;
@@ -22,7 +22,7 @@ use crate::matmul::Tile;
 use crate::{Matrix, Type};
 
 /// Rows of the inner tile: one per f32 lane.
-const ROWS: usize = 8;
+pub(in crate::cpu) const ROWS: usize = 8;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn fast(tile: &mut Tile<'_>) {
@@ -119,7 +119,7 @@ fn transpose_words(v: &[__m128i; ROWS]) -> [__m256i; 4] {
 /// Word `i` of eight vectors, for `i` in 0..8.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn transpose(v: &[__m256i; ROWS]) -> [__m256i; 8] {
+pub(in crate::cpu) fn transpose(v: &[__m256i; ROWS]) -> [__m256i; 8] {
     let quad = |[a, b, c, d]: [__m256i; 4]| {
         let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
         let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
@@ -148,20 +148,20 @@ fn halves<const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize, at: usize) -> __
 }
 
 /// Eight consecutive rows as blocks of `BYTES`; past the last row of the matrix, that row again.
-struct Rows<'a, const BYTES: usize> {
-    blocks: [&'a [[u8; BYTES]]; ROWS],
+pub(in crate::cpu) struct Rows<'a, const BYTES: usize> {
+    pub(in crate::cpu) blocks: [&'a [[u8; BYTES]]; ROWS],
     /// Where the next eight rows begin.
     ahead: *const u8,
 }
 
 impl<'a, const BYTES: usize> Rows<'a, BYTES> {
     #[inline]
-    fn new(w: &Matrix<'a>, row: usize) -> Self {
-        let mut blocks = [w.row(row).as_chunks().0; ROWS];
-        for (r, blocks) in blocks.iter_mut().enumerate().skip(1) {
+    pub(in crate::cpu) fn new(w: &Matrix<'a>, row: usize) -> Self {
+        let mut blocks: [&[_]; ROWS] = [&[]; ROWS];
+        for (r, blocks) in blocks.iter_mut().enumerate() {
             *blocks = w.row((row + r).min(w.rows() - 1)).as_chunks().0;
         }
-        Self { blocks, ahead: w.row(row).as_ptr().wrapping_add(ROWS * w.row_bytes()) }
+        Self { blocks, ahead: w.data().as_ptr().wrapping_add((row + ROWS) * w.row_bytes()) }
     }
 }
 
@@ -169,7 +169,7 @@ impl<'a, const BYTES: usize> Rows<'a, BYTES> {
 #[inline]
 #[target_feature(enable = "avx2")]
 #[allow(unused_unsafe)] // Safe in newer compilers than the oldest supported.
-fn prefetch<const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize) {
+pub(in crate::cpu) fn prefetch<const BYTES: usize>(rows: &Rows<'_, BYTES>, b: usize) {
     for line in (0..ROWS * BYTES).step_by(64) {
         let at = rows.ahead.wrapping_add(b * ROWS * BYTES + line);
         // SAFETY: a prefetch does not access memory architecturally, so any address will do.

@@ -13,7 +13,7 @@ use crate::blocks::Q6K;
 use crate::matmul::Tile;
 
 /// Tokens per pass over a row: their sums lie on the stack.
-const TOKENS: usize = 64;
+pub(in crate::cpu) const TOKENS: usize = 64;
 
 /// How many products of codes with activations a word holds: pairs of 15 * 127, 31 * 127 or 63 * 127.
 const fn per_word(ty: u32) -> usize {
@@ -24,15 +24,17 @@ const fn per_word(ty: u32) -> usize {
     }
 }
 
-struct Strip {
-    /// Codes `4 g .. 4 g + 4` of each row.
-    codes: [__m256i; 64],
+/// A super-block of `N` times eight rows, one row per 32-bit lane.
+#[repr(C, align(64))]
+pub(in crate::cpu) struct Strip<const N: usize> {
+    /// Codes `4 g .. 4 g + 4`.
+    pub(in crate::cpu) codes: [[__m256i; N]; 64],
     /// The scale of the `j`-th 16 codes as two equal words; with scales of 32 codes, of the `j`-th 32.
-    scales: [__m256i; 16],
+    pub(in crate::cpu) scales: [[__m256i; N]; 16],
     /// Pairs of words: minima, or offsets of the codes times -scale.
-    pairs: [__m256i; 8],
-    d: __m256,
-    dmin: __m256,
+    pub(in crate::cpu) pairs: [[__m256i; N]; 8],
+    pub(in crate::cpu) d: [__m256; N],
+    pub(in crate::cpu) dmin: [__m256; N],
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -41,9 +43,7 @@ pub(super) fn many<const TY: u32, const BYTES: usize>(
     row: usize,
     rows: &Rows<'_, BYTES>,
 ) {
-    let zero = _mm256_setzero_si256();
-    let none = _mm256_setzero_ps();
-    let mut strip = Strip { codes: [zero; 64], scales: [zero; 16], pairs: [zero; 8], d: none, dmin: none };
+    let mut strip = Strip::<1>::new();
     let (n_tokens, n_rows) = (tile.out.tokens(), ROWS.min(tile.out.rows() - row));
     for first in (0..n_tokens).step_by(TOKENS) {
         let n = TOKENS.min(n_tokens - first);
@@ -51,12 +51,12 @@ pub(super) fn many<const TY: u32, const BYTES: usize>(
         for (t, y) in y[..n].iter_mut().enumerate() {
             *y = tile.acts.q8k_row(tile.tokens.get(first + t));
         }
-        let mut sums = [none; TOKENS];
+        let mut sums = [_mm256_setzero_ps(); TOKENS];
         for s in 0..y[0].len() {
             if first == 0 {
                 prefetch::<BYTES>(rows, s);
             }
-            strip.fill::<TY, BYTES>(rows, s);
+            strip.fill::<TY, BYTES>(0, rows, s);
             for (sums, y) in sums[..n].chunks_mut(4).zip(y[..n].chunks(4)) {
                 match y {
                     [a] => strip.add::<TY, 1>([&a[s]], sums),
@@ -75,10 +75,23 @@ pub(super) fn many<const TY: u32, const BYTES: usize>(
     }
 }
 
-impl Strip {
+impl<const N: usize> Strip<N> {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in crate::cpu) fn new() -> Self {
+        let (zero, none) = ([_mm256_setzero_si256(); N], [_mm256_setzero_ps(); N]);
+        Self { codes: [zero; 64], scales: [zero; 16], pairs: [zero; 8], d: none, dmin: none }
+    }
+
+    /// Takes super-block `s` of `rows` as the `n`-th eight rows.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn fill<const TY: u32, const BYTES: usize>(&mut self, rows: &Rows<'_, BYTES>, s: usize) {
+    pub(in crate::cpu) fn fill<const TY: u32, const BYTES: usize>(
+        &mut self,
+        n: usize,
+        rows: &Rows<'_, BYTES>,
+        s: usize,
+    ) {
         let mut unpacked = [[_mm256_setzero_si256(); ROWS]; 8];
         for (r, blocks) in rows.blocks.iter().enumerate() {
             for (unpacked, codes) in unpacked.iter_mut().zip(codes_of::<TY, BYTES>(&blocks[s])) {
@@ -86,7 +99,9 @@ impl Strip {
             }
         }
         for (codes, unpacked) in self.codes.as_chunks_mut::<8>().0.iter_mut().zip(&unpacked) {
-            *codes = transpose(unpacked);
+            for (codes, transposed) in codes.iter_mut().zip(transpose(unpacked)) {
+                codes[n] = transposed;
+            }
         }
         if TY == Q6_K {
             let mut bytes = [_mm_setzero_si128(); ROWS];
@@ -103,13 +118,13 @@ impl Strip {
                 for (p, pair) in [low, high].into_iter().enumerate() {
                     let p = 2 * q + p;
                     let both = |high, low| _mm256_blend_epi16::<0xaa>(low, high);
-                    self.scales[2 * p] = both(_mm256_slli_epi32::<16>(pair), pair);
-                    self.scales[2 * p + 1] = both(pair, _mm256_srli_epi32::<16>(pair));
+                    self.scales[2 * p][n] = both(_mm256_slli_epi32::<16>(pair), pair);
+                    self.scales[2 * p + 1][n] = both(pair, _mm256_srli_epi32::<16>(pair));
                     let minus = _mm256_sub_epi16(_mm256_setzero_si256(), pair);
-                    self.pairs[p] = _mm256_slli_epi16::<5>(minus);
+                    self.pairs[p][n] = _mm256_slli_epi16::<5>(minus);
                 }
             }
-            self.d = halves(rows, s, const { size_of::<Q6K>() - 2 });
+            self.d[n] = halves(rows, s, const { size_of::<Q6K>() - 2 });
         } else {
             let header = Header::new(rows, s);
             for (j, scale) in self.scales[..8].iter_mut().enumerate() {
@@ -118,14 +133,17 @@ impl Strip {
                 let lane = (byte | 0x80 << 8 | byte << 16) | i32::MIN;
                 let first = _mm256_set1_epi32(lane);
                 let of_lane = _mm256_setr_epi32(0, 0x40004, 0x80008, 0xc000c, 0, 0x40004, 0x80008, 0xc000c);
-                *scale = _mm256_shuffle_epi8(bytes, _mm256_add_epi32(first, of_lane));
+                scale[n] = _mm256_shuffle_epi8(bytes, _mm256_add_epi32(first, of_lane));
             }
-            *self.pairs.first_chunk_mut::<4>().unwrap_or(&mut [_mm256_setzero_si256(); 4]) =
-                header.min_pairs();
-            (self.d, self.dmin) = half_pairs(header.d);
+            for (pairs, mins) in self.pairs.iter_mut().zip(header.min_pairs()) {
+                pairs[n] = mins;
+            }
+            (self.d[n], self.dmin[n]) = half_pairs(header.d);
         }
     }
+}
 
+impl Strip<1> {
     /// Adds what this strip contributes to the sums of `NT` tokens.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -136,32 +154,32 @@ impl Strip {
             for p in 0..8 {
                 for t in 0..NT {
                     let pairs: &[i32; 8] = bytemuck::cast_ref(&y[t].sums16);
-                    let offset = _mm256_madd_epi16(self.pairs[p], _mm256_set1_epi32(pairs[p]));
+                    let offset = _mm256_madd_epi16(self.pairs[p][0], _mm256_set1_epi32(pairs[p]));
                     codes[t] = _mm256_add_epi32(codes[t], offset);
                 }
             }
         }
         for (c, w) in self.codes.chunks_exact(per_word).enumerate() {
             let mut words = [_mm256_setzero_si256(); NT];
-            for (g, w) in w.iter().enumerate() {
+            for (g, [w]) in w.iter().enumerate() {
                 for t in 0..NT {
                     let four: &[i32; 64] = bytemuck::cast_ref(&y[t].q);
                     let product = _mm256_maddubs_epi16(*w, _mm256_set1_epi32(four[c * per_word + g]));
                     words[t] = if g == 0 { product } else { _mm256_add_epi16(words[t], product) };
                 }
             }
-            let scale = self.scales[c * per_word / if TY == Q6_K { 4 } else { 8 }];
+            let [scale] = self.scales[c * per_word / if TY == Q6_K { 4 } else { 8 }];
             for t in 0..NT {
                 codes[t] = _mm256_add_epi32(codes[t], _mm256_madd_epi16(words[t], scale));
             }
         }
         for t in 0..NT {
             let term = if TY == Q6_K {
-                let d = _mm256_mul_ps(self.d, _mm256_set1_ps(y[t].d));
+                let d = _mm256_mul_ps(self.d[0], _mm256_set1_ps(y[t].d));
                 _mm256_mul_ps(d, _mm256_cvtepi32_ps(codes[t]))
             } else {
-                let mins = self.pairs.first_chunk().map(|mins| mins_dot(mins, y[t]));
-                super_term(self.d, self.dmin, codes[t], mins.unwrap_or(_mm256_setzero_si256()), y[t].d)
+                let [[a], [b], [c], [d], ..] = self.pairs;
+                super_term(self.d[0], self.dmin[0], codes[t], mins_dot(&[a, b, c, d], y[t]), y[t].d)
             };
             sums[t] = _mm256_add_ps(sums[t], term);
         }

@@ -15,12 +15,12 @@ use crate::activations::Q8K;
 use crate::blocks::{Q4K, Q5K, Q6K};
 use crate::matmul::Tile;
 
-pub(super) const Q4_K: u32 = Type::Q4_K.id();
-pub(super) const Q5_K: u32 = Type::Q5_K.id();
-pub(super) const Q6_K: u32 = Type::Q6_K.id();
+pub(in crate::cpu) const Q4_K: u32 = Type::Q4_K.id();
+pub(in crate::cpu) const Q5_K: u32 = Type::Q5_K.id();
+pub(in crate::cpu) const Q6_K: u32 = Type::Q6_K.id();
 
 /// From this many tokens on, weights are rearranged first.
-const MANY: usize = 8;
+pub(in crate::cpu) const MANY: usize = 8;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn fast<const TY: u32, const BYTES: usize>(tile: &mut Tile<'_>) {
