@@ -188,6 +188,7 @@ mod tests {
         assert_eq!(format!("{:?}", Buffer::<u16>::zeroed(4).unwrap()), "Buffer { len: 4, bytes: 8, .. }");
     }
 
+    #[cfg(target_pointer_width = "64")]
     #[test]
     fn too_much_is_an_error_with_numbers() {
         for (len, asked) in [(1 << 57, 1 << 60), (usize::MAX, u64::MAX), (usize::MAX / 8, u64::MAX - 7)] {
