@@ -8,7 +8,6 @@ use crate::sampler::Sampling;
 use crate::store::{self, Claims, Residence, Store};
 use crate::tokenizer::Tokenizer;
 use skep_attention::KvType;
-use skep_gguf::Gguf;
 use skep_hal::cpu::Cpu;
 use skep_hal::{Pool, Scope};
 use skep_quant::{Isa, Parallel, Precision};
@@ -133,7 +132,7 @@ impl Runner {
             Some(source) => Some(Arc::new(Template::new(source).map_err(in_file)?)),
             None => None,
         };
-        let sampling = recommended_sampling(&file).map_err(in_file)?;
+        let sampling = Sampling::from_gguf(&file).map_err(in_file)?;
         let name = match file.str("general.name")? {
             Some(name) if !name.is_empty() => name.to_owned(),
             _ => path.file_stem().map_or_else(|| architecture.clone(), |stem| stem.to_string_lossy().into_owned()),
@@ -274,16 +273,6 @@ fn context(config: &Config, options: &LoadOptions, sequences: usize) -> Result<u
     let affordable = skep_hal::memory::Memory::detect().available.map_or(u64::MAX, |bytes| bytes / 4 / per_token);
     let context = usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(config.context);
     Ok(context)
-}
-
-/// The sampling settings that a file recommends, over the defaults.
-fn recommended_sampling<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Sampling> {
-    let mut sampling = Sampling::default();
-    sampling.temperature = file.f32("general.sampling.temp")?.unwrap_or(sampling.temperature);
-    sampling.top_k = file.u32("general.sampling.top_k")?.unwrap_or(sampling.top_k);
-    sampling.top_p = file.f32("general.sampling.top_p")?.unwrap_or(sampling.top_p);
-    sampling.validate().map_err(|error| Error::model(format_args!("general.sampling: {error}")))?;
-    Ok(sampling)
 }
 
 /// Lends a scope of the pool to the compute crates.

@@ -93,7 +93,8 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// `ErrorKind::Tokenizer` when the text cannot be split into words within the limits of the regex engine.
+    /// `ErrorKind::Request` when the text has a run of about a million whitespace characters, which exceeds the limits of
+    /// the regex engine.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut plain = String::new();
@@ -236,10 +237,8 @@ impl Tokenizer {
         }
         // The patterns match every character, so a rest is where the regex engine gave up.
         if at < text.len() {
-            return Err(Error::new(
-                ErrorKind::Tokenizer,
-                format!("cannot split the text into words at byte {at} of a segment of {}", text.len()),
-            ));
+            let message = "the text has too long a run of whitespace to be split into words";
+            return Err(Error::new(ErrorKind::Request, message));
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 mod text_support;
 
+use std::path::Path;
+
 use serde_json::Value;
 use skep_engine::ErrorKind;
 use skep_engine::chat::{Context, Template};
@@ -52,20 +54,36 @@ fn conversations_render_as_in_python() {
     assert_eq!((rendered + refused, refused > 0), (160, true));
 }
 
+/// Jinja's features one by one, made by `data/templates.py`.
 #[test]
-fn long() {
-    for (name, source) in [("qwen", "vocab/Qwen3.5-4B.jinja"), ("gemma", "vocab/google-gemma-4-31B-it.jinja")] {
-        let t = Template::new(&std::fs::read_to_string(shared(source).unwrap()).unwrap()).unwrap();
-        for n in [2, 100, 1000] {
-            let m: Vec<Value> = (0..n).flat_map(|i| [
-              serde_json::json!({"role": "user", "content": format!("message {i}")}),
-              serde_json::json!({"role": "assistant", "content": "", "tool_calls": [{"id": i.to_string(), "function": {"name": "f", "arguments": {"a": 1, "b": "xyz"}}}]}),
-              serde_json::json!({"role": "tool", "tool_call_id": i.to_string(), "content": "some result"}),
-            ]).collect();
-            eprintln!("{name}");
-            let now = std::time::Instant::now();
-            let r = t.render(&Context { messages: &m, tools: &[], kwargs: &Default::default(), add_generation_prompt: true, bos_token: "", eos_token: "" });
-            eprintln!("{:?} {:?}", now.elapsed(), r.map(|x| x.len()));
+fn features_are_those_of_python() {
+    let golden = json(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates.json")));
+    let variables = golden["variables"].as_object().unwrap();
+    let mut wrong = 0;
+    for case in golden["cases"].as_array().unwrap() {
+        let source = case["template"].as_str().unwrap();
+        let result = Template::new(source).and_then(|template| {
+            template.render(&Context {
+                messages: &[],
+                tools: &[],
+                kwargs: variables,
+                add_generation_prompt: true,
+                bos_token: "",
+                eos_token: "",
+            })
+        });
+        let same = match (&result, case["text"].as_str()) {
+            (Ok(text), Some(wanted)) => text == wanted,
+            (Err(error), None) => {
+                let words = case["error"].as_str().unwrap().strip_prefix("TemplateError: ");
+                words.is_none_or(|words| error.to_string() == words)
+            }
+            _ => false,
+        };
+        if !same {
+            wrong += 1;
+            println!("{source}\n   is {result:?}\n   not {case}");
         }
     }
+    assert_eq!(wrong, 0);
 }

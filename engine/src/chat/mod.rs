@@ -52,7 +52,7 @@ impl Template {
     ///
     /// # Errors
     ///
-    /// `ErrorKind::Template` as [`render`](Self::render); `ErrorKind::Tokenizer` as [`Tokenizer::encode`].
+    /// `ErrorKind::Template` as [`render`](Self::render); `ErrorKind::Request` as [`Tokenizer::encode`].
     pub fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat<'_>) -> Result<Rendered> {
         let messages = merge_system(chat.messages);
         let messages: Vec<Value> =

@@ -19,6 +19,8 @@ const BASE_FUEL: u64 = 100_000;
 const FUEL_PER_BYTE: u64 = 8;
 /// ... and per pair of messages (some templates look from each message at all others).
 const FUEL_PER_PAIR: u64 = 8;
+/// The most it may cost: about a second.
+const MAX_FUEL: u64 = 20_000_000;
 /// A template can nest a value one level deeper per unit of fuel, and the engine compares, writes and drops nested values
 /// recursively: the stack it runs on has this many bytes per unit ...
 const STACK_PER_FUEL: u64 = 640;
@@ -56,8 +58,10 @@ pub struct Context<'a> {
 /// methods of Python, undefined variables that print as nothing. A template comes with a model file and is not trusted:
 /// it has no access to files or the network, and bounded steps, memory, nesting and output.
 ///
-/// Known differences to Python: integers beyond 64 bits in the input are floats, the operator `~` writes floats below 1e-4
-/// and from 1e16 on without exponent, and slicing an undefined value gives an empty list instead of an error.
+/// Known differences to Python, in what chat templates hardly use: integers beyond 64 bits in the input are floats; the
+/// operator `~` writes floats below 1e-4 and from 1e16 on without exponent; a loop over `none` and a slice of an undefined
+/// value are empty instead of errors; `safe` text is not joined by escaping; `%` does not format; `dictsort` takes its
+/// options by name only; the filter `wordcount` and the globals `cycler`, `joiner` and `lipsum` do not exist.
 pub struct Template {
     environment: Environment<'static>,
     source: String,
@@ -76,7 +80,8 @@ impl Template {
             return Err(Error::new(ErrorKind::Template, message));
         }
         let mut environment = environment()?;
-        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|error| failure(&error))?;
+        let lines = source.replace("\r\n", "\n").replace('\r', "\n");
+        environment.add_template_owned(NAME, without_generation_tags(&lines)).map_err(|error| failure(&error))?;
         let mut template = Self { source: source.to_owned(), environment, takes_parts: false };
         template.takes_parts = template.probe_parts();
         Ok(template)
@@ -98,7 +103,8 @@ impl Template {
         let pairs = (context.messages.len() as u64).saturating_pow(2);
         let fuel = BASE_FUEL
             .saturating_add(FUEL_PER_BYTE.saturating_mul(input as u64))
-            .saturating_add(FUEL_PER_PAIR.saturating_mul(pairs));
+            .saturating_add(FUEL_PER_PAIR.saturating_mul(pairs))
+            .min(MAX_FUEL);
         let stack = fuel.saturating_mul(STACK_PER_FUEL).clamp(*STACK.start(), *STACK.end()) as usize;
         let output = BASE_OUTPUT.saturating_add(input.saturating_mul(OUTPUT_PER_BYTE));
         let variables = variables(context);
@@ -214,6 +220,7 @@ fn environment() -> Result<Environment<'static>> {
         // In Python strings and mappings have a length and can be indexed, too.
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
     });
+    environment.add_test("iterable", |value: &minijinja::Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     Ok(environment)

@@ -4,10 +4,8 @@ use crate::constraint::OneOf;
 use crate::error::{Error, Result};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
-use crate::stream::{Delta, Stream, StreamOptions};
-use crate::tokenizer::Tokenizer;
+use crate::stream::{Delta, Stream};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -26,7 +24,7 @@ pub(super) struct Job {
     pub(super) ignore_eos: bool,
     pub(super) sampler: Sampler,
     pub(super) constraint: Option<OneOf>,
-    pub(super) stream: StreamOptions,
+    pub(super) stream: Stream,
     pub(super) sink: Box<dyn Sink>,
     pub(super) queued: Instant,
 }
@@ -38,9 +36,8 @@ impl Job {
 }
 
 /// A job that has a sequence.
-struct Active<'t> {
+struct Active {
     job: Job,
-    stream: Stream<'t>,
     sequence: SequenceId,
     /// Tokens that the model has seen.
     done: usize,
@@ -60,15 +57,14 @@ enum Outcome {
 /// The loop of the engine thread: until `stop` is set or every sender is gone.
 pub(super) fn run(mut runner: Runner, queue: &Receiver<Job>, stop: &AtomicBool) {
     let mut waiting = VecDeque::new();
-    let tokenizer = Arc::clone(runner.shared_tokenizer());
-    let mut active: Vec<Active<'_>> = Vec::new();
+    let mut active: Vec<Active> = Vec::new();
     let mut logits = Vec::new();
     while !stop.load(Ordering::Acquire) {
         if !receive(queue, &mut waiting, active.is_empty()) && active.is_empty() && waiting.is_empty() {
             return;
         }
         waiting.retain(|job: &Job| !job.sink.closed());
-        admit(&mut runner, &tokenizer, &mut waiting, &mut active);
+        admit(&mut runner, &mut waiting, &mut active);
         let gone: Vec<usize> = (0..active.len()).filter(|&index| active[index].job.sink.closed()).collect();
         for index in gone.into_iter().rev() {
             runner.close(active.remove(index).sequence);
@@ -105,36 +101,18 @@ fn receive(queue: &Receiver<Job>, waiting: &mut VecDeque<Job>, idle: bool) -> bo
 }
 
 /// Gives sequences to waiting jobs, in the order of their arrival.
-fn admit<'t>(
-    runner: &mut Runner,
-    tokenizer: &'t Tokenizer,
-    waiting: &mut VecDeque<Job>,
-    active: &mut Vec<Active<'t>>,
-) {
-    while let Some(mut job) = waiting.pop_front() {
+fn admit(runner: &mut Runner, waiting: &mut VecDeque<Job>, active: &mut Vec<Active>) {
+    while let Some(job) = waiting.pop_front() {
         let Ok(sequence) = runner.open() else {
             waiting.push_front(job);
             return;
         };
-        match Stream::new(tokenizer, std::mem::take(&mut job.stream)) {
-            Ok(stream) => active.push(Active {
-                job,
-                stream,
-                sequence,
-                done: 0,
-                started: Instant::now(),
-                first_token: None,
-            }),
-            Err(error) => {
-                runner.close(sequence);
-                job.sink.send(Event::Failed(error));
-            }
-        }
+        active.push(Active { job, sequence, done: 0, started: Instant::now(), first_token: None });
     }
 }
 
 /// One step: a token of every running answer, and a chunk of the prompt that has waited longest.
-fn step(runner: &mut Runner, active: &mut Vec<Active<'_>>, logits: &mut Vec<f32>) {
+fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     let prefilling = active.iter().position(|active| active.remaining() > 1);
     let members: Vec<usize> =
         (0..active.len()).filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling).collect();
@@ -172,7 +150,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active<'_>>, logits: &mut Vec<f32>
     }
 }
 
-impl Active<'_> {
+impl Active {
     /// Tokens that the model has not seen yet.
     fn remaining(&self) -> usize {
         self.job.tokens.len() - self.done
@@ -196,13 +174,13 @@ impl Active<'_> {
             let forced = self.job.prompt_tokens..self.job.tokens.len();
             debug_assert_eq!(forced.len(), self.job.forced);
             for token in forced {
-                self.stream.push(self.job.tokens[token], &mut deltas);
+                self.job.stream.push(self.job.tokens[token], &mut deltas);
             }
         }
         match self.choose(runner, logits, &mut deltas) {
             Ok(outcome) => {
                 if matches!(outcome, Outcome::Finished(_)) {
-                    self.stream.finish(&mut deltas);
+                    self.job.stream.finish(&mut deltas);
                 }
                 if self.send(deltas) { outcome } else { Outcome::Gone }
             }
@@ -233,8 +211,7 @@ impl Active<'_> {
                 job.constraint = None;
             }
         }
-        self.stream.push(token, deltas);
-        if self.stream.stopped() {
+        if job.stream.push(token, deltas) {
             return Ok(Outcome::Finished(FinishReason::Stop));
         }
         let generated = job.tokens.len() - job.prompt_tokens;
@@ -256,7 +233,7 @@ impl Active<'_> {
             Outcome::Failed(error) => Event::Failed(error),
             Outcome::Finished(reason) => Event::Finished {
                 reason: match reason {
-                    FinishReason::Stop if self.stream.tool_calls() > 0 => FinishReason::ToolCalls,
+                    FinishReason::Stop if self.job.stream.tool_calls() > 0 => FinishReason::ToolCalls,
                     reason => reason,
                 },
                 usage: Usage {

@@ -5,7 +5,7 @@ use crate::constraint::OneOf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
-use crate::stream::{StopStrings, StreamOptions, Tools};
+use crate::stream::{Stream, StreamOptions};
 use crate::tokenizer::{Specials, Tokenizer};
 use serde_json::Value;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Start {
     forced: Vec<u32>,
     constraint: Option<OneOf>,
     starts_in_reasoning: bool,
-    tools: Option<Tools>,
+    tools: Vec<Value>,
 }
 
 impl Prompter {
@@ -57,12 +57,11 @@ impl Prompter {
         }
         let room = context - prompt_tokens;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
-        StopStrings::new(request.stop.clone())?;
-        let mut stream = StreamOptions::default();
-        stream.starts_in_reasoning = starts_in_reasoning;
-        stream.detects_reasoning = chat;
-        stream.tools = tools;
-        stream.stop = request.stop;
+        let options = StreamOptions { starts_in_reasoning, tools, stop: request.stop };
+        let mut stream = Stream::new(Arc::clone(&self.tokenizer), options)?;
+        if chat {
+            stream = stream.detect_reasoning();
+        }
         let forced_tokens = forced.len();
         tokens.extend(forced);
         Ok(Job {
@@ -85,7 +84,7 @@ impl Prompter {
             forced: Vec::new(),
             constraint: None,
             starts_in_reasoning: false,
-            tools: None,
+            tools: Vec::new(),
         };
         match prompt {
             Prompt::Text(text) => Ok(plain(self.tokenizer.encode_prompt(&text, Specials::Parse)?)),
@@ -106,7 +105,7 @@ impl Prompter {
                 let mut start = plain(rendered.ids);
                 start.starts_in_reasoning = rendered.starts_in_reasoning;
                 self.force_call(template, &tool_choice, &tools, &mut start)?;
-                start.tools = if tools.is_empty() { None } else { Some(Tools::new(&tools)?) };
+                start.tools = tools;
                 Ok(start)
             }
         }
