@@ -1,8 +1,10 @@
 //! What commands that run a model share: its options, its loading, its sampling.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -100,7 +102,11 @@ impl ModelArgs {
             }
         });
         drop(bar);
-        Ok(runner?)
+        let runner = runner?;
+        for warning in &runner.info().warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(runner)
     }
 }
 
@@ -147,7 +153,7 @@ pub(crate) struct SamplingArgs {
     temp: Option<f32>,
     /// Only the K likeliest tokens; 0 for all
     #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
+    top_k: Option<u32>,
     /// Only the likeliest tokens that make up this probability
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
@@ -170,7 +176,7 @@ impl SamplingArgs {
         sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
         sampling.min_p = self.min_p.unwrap_or(sampling.min_p);
         sampling.repetition_penalty = self.repeat_penalty.unwrap_or(sampling.repetition_penalty);
-        sampling.seed = self.seed.or(sampling.seed);
+        sampling.seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(SystemTime::now()));
         sampling.validate().map_err(|error| Failure::usage(error.to_string()))?;
         Ok(sampling)
     }

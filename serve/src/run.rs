@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use skep_engine::chat::{Message, Role};
 use skep_engine::{
     Delta, Engine, EngineOptions, Event, FinishReason, Prompt, Request, Sampling, Sink, Timings, ToolChoice,
     Usage,
@@ -48,7 +49,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
     let mut chat = Chat { engine, interrupt, sampling, args, messages: Vec::new() };
     if let Some(system) = chat.args.system.take() {
-        chat.messages.push(json!({"role": "system", "content": system}));
+        chat.messages.push(Message::text(Role::System, system));
     }
     match chat.args.prompt.take() {
         Some(prompt) => chat.turn(prompt).map(drop),
@@ -62,8 +63,8 @@ struct Chat {
     interrupt: Arc<Interrupt>,
     sampling: Sampling,
     args: Args,
-    /// The turns so far, in the form of the API.
-    messages: Vec<Value>,
+    /// The turns so far.
+    messages: Vec<Message>,
 }
 
 impl Chat {
@@ -105,15 +106,18 @@ impl Chat {
 
     /// Asks, writes the answer as it comes, and keeps both for the next turn.
     fn turn(&mut self, text: String) -> Result<(Usage, Timings), Failure> {
-        self.messages.push(json!({"role": "user", "content": text}));
+        self.messages.push(Message::text(Role::User, text));
         let mut kwargs = Map::new();
         if self.args.no_think {
             kwargs.insert("enable_thinking".into(), Value::Bool(false));
         }
-        let messages = serde_json::from_value(Value::Array(self.messages.clone()))
-            .map_err(|error| Failure::other(format!("cannot use the conversation: {error}")))?;
         let request = Request {
-            prompt: Prompt::Chat { messages, tools: Vec::new(), tool_choice: ToolChoice::None, kwargs },
+            prompt: Prompt::Chat {
+                messages: self.messages.clone(),
+                tools: Vec::new(),
+                tool_choice: ToolChoice::None,
+                kwargs,
+            },
             sampling: self.sampling.clone(),
             max_tokens: self.args.max_tokens,
             stop: Vec::new(),
@@ -200,8 +204,10 @@ impl Page {
         show("\n");
     }
 
-    fn into_message(self) -> Value {
-        json!({"role": "assistant", "content": self.content, "reasoning_content": self.thoughts})
+    fn into_message(self) -> Message {
+        let mut message = Message::text(Role::Assistant, self.content);
+        message.reasoning_content = Some(self.thoughts).filter(|thoughts| !thoughts.is_empty());
+        message
     }
 }
 

@@ -109,9 +109,14 @@ fn bodies_over_the_limit() {
     assert_eq!(reply.status, 413);
     assert!(reply.error()["message"].as_str().unwrap().contains("1000 bytes"));
 
-    let announced =
-        head("POST", "/v1/chat/completions", &[], "").replace("length: 0", "length: 18446744073709551615");
-    assert_eq!(stage.host.raw(announced.as_bytes()).status, 413);
+    let announce = |length: &str| {
+        let request =
+            head("POST", "/v1/chat/completions", &[], "").replace("length: 0", &format!("length: {length}"));
+        stage.host.raw(request.as_bytes()).status
+    };
+    assert_eq!(announce("1000000000000"), 413);
+    assert!([400, 431].contains(&announce("18446744073709551615")));
+    assert_eq!(announce("-1"), 400);
 
     let chunked = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
                    transfer-encoding: chunked\r\n\r\n";

@@ -1,10 +1,10 @@
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use skep_engine::{Prompt, Request, Sampling, ToolChoice, chat};
 
 use super::error::ApiError;
 use super::fields::{Fields, Interval, mismatch, whole};
 use super::model::Card;
+use super::wire::random;
 
 /// How many stop strings a request may have, and how long each may be.
 const STOP_COUNT: usize = 16;
@@ -148,14 +148,11 @@ fn messages(values: Option<Vec<Value>>) -> Result<Vec<chat::Message>, ApiError> 
     if values.is_empty() {
         return Err(ApiError::field("messages", "`messages` must hold at least one message"));
     }
-    let parse = |(index, value): (usize, Value)| {
-        chat::Message::deserialize(value).map_err(|error| {
-            let param = format!("messages[{index}]");
-            let message = format!("`{param}`: {error}");
-            ApiError::field(param, message)
-        })
+    let parse = |(index, value): (usize, &Value)| {
+        let param = format!("messages[{index}]");
+        chat::Message::from_json(value, &param).map_err(|error| ApiError::from(error).with_param(param))
     };
-    values.into_iter().enumerate().map(parse).collect()
+    values.iter().enumerate().map(parse).collect()
 }
 
 fn tools(values: Option<Vec<Value>>) -> Result<Vec<Value>, ApiError> {
@@ -271,18 +268,17 @@ fn sampling(fields: &mut Fields, card: &Card, mut sampling: Sampling) -> Result<
         }
     }
     set(&mut sampling.temperature, fields.number("temperature", Interval::Closed(0.0, 2.0))?);
-    set(&mut sampling.top_k, fields.count("top_k", 0)?);
+    let top_k = fields.count("top_k", 0)?;
+    set(&mut sampling.top_k, top_k.map(|count| u32::try_from(count).unwrap_or(u32::MAX)));
     set(&mut sampling.top_p, fields.number("top_p", Interval::Above(0.0, 1.0))?);
     set(&mut sampling.min_p, fields.number("min_p", Interval::Closed(0.0, 1.0))?);
     for name in ["repeat_penalty", "repetition_penalty"] {
-        set(&mut sampling.repetition_penalty, fields.number(name, Interval::Above(0.0, 2.0))?);
+        set(&mut sampling.repetition_penalty, fields.number(name, Interval::Above(0.0, 10.0))?);
     }
     set(&mut sampling.presence_penalty, fields.number("presence_penalty", Interval::Closed(-2.0, 2.0))?);
     set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", Interval::Closed(-2.0, 2.0))?);
     set(&mut sampling.logit_bias, fields.object("logit_bias")?.map(|map| logit_bias(map, card)).transpose()?);
-    if let Some(seed) = fields.seed("seed")? {
-        sampling.seed = Some(seed);
-    }
+    sampling.seed = fields.seed("seed")?.unwrap_or_else(random);
     sampling.validate()?;
     Ok(sampling)
 }

@@ -96,11 +96,15 @@ pub(super) fn now() -> u64 {
 
 /// 32 hexadecimal digits that no other answer has.
 fn unique() -> String {
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// A number nobody can foresee well enough to meet it by chance; not for secrets.
+pub(super) fn random() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // The hasher's keys are random; the second half differs from the first by its keys.
-    let half = || RandomState::new().hash_one((count, now()));
-    format!("{:016x}{:016x}", half(), half())
+    // The keys of the hasher are random once per thread, and the count and the time differ from call to call.
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    RandomState::new().hash_one((COUNT.fetch_add(1, Ordering::Relaxed), time))
 }
 
 #[cfg(test)]

@@ -1,0 +1,243 @@
+//! The command itself: exit codes, messages, starting and stopping.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe-Q4_K_M.gguf");
+
+fn skep(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
+    command.args(args).env_remove("SKEP_LOG").env_remove("SKEP_API_KEY");
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    skep(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The one line on stderr of a command that fails, with its exit code.
+fn failure(args: &[&str]) -> (i32, String) {
+    let output = output(args);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(output.stdout.is_empty());
+    let line = text.trim_end().strip_prefix("skep: error: ").unwrap_or_else(|| panic!("{text}"));
+    (output.status.code().unwrap(), line.to_owned())
+}
+
+#[test]
+fn version_and_help() {
+    let version = output(&["--version"]);
+    assert!(version.status.success());
+    assert_eq!(String::from_utf8(version.stdout).unwrap(), concat!("skep ", env!("CARGO_PKG_VERSION"), "\n"));
+    for args in [&["--help"][..], &["help"], &["serve", "--help"], &["run", "--help"]] {
+        let help = output(args);
+        assert!(help.status.success() && help.stderr.is_empty());
+        assert!(String::from_utf8(help.stdout).unwrap().contains("Usage: skep"));
+    }
+}
+
+#[test]
+fn wrong_use_is_one_line_and_code_2() {
+    let cases: [(&[&str], &str); 9] = [
+        (&[], "no command"),
+        (&["fly"], "'fly'"),
+        (&["serve"], "--model"),
+        (&["serve", "-m", MODEL, "--bogus"], "'--bogus'"),
+        (&["serve", "-m", MODEL, "--port", "65536"], "65536"),
+        (&["serve", "-m", MODEL, "--parallel", "0"], "--parallel"),
+        (&["serve", "-m", MODEL, "--cors-origin", "*"], "`*`"),
+        (&["run", "-m", MODEL, "--temp", "hot", "Hi"], "hot"),
+        (&["run", "-m", MODEL, "--temp", "9", "Hi"], "temperature"),
+    ];
+    for (args, named) in cases {
+        let (code, line) = failure(args);
+        assert_eq!(code, 2, "{line}");
+        assert!(line.contains(named), "{line}");
+    }
+    let output = skep(&["run", "-m", MODEL, "Hi"]).env("SKEP_LOG", "skep=loud").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("skep: error: SKEP_LOG"));
+}
+
+#[test]
+fn other_failures_are_one_line_and_code_1() {
+    for command in ["serve", "run"] {
+        for path in ["no/such\nmodel.gguf", "nothing"] {
+            let (code, line) = failure(&[command, "-m", path]);
+            assert_eq!(code, 1);
+            let directory = std::env::current_dir().unwrap();
+            assert!(line.starts_with(&format!("file not found: {}", directory.display())), "{line}");
+        }
+        for device in ["cuda", "hip", "emulated"] {
+            let (code, line) = failure(&[command, "-m", MODEL, "--device", device]);
+            assert_eq!(code, 1);
+            assert!(line.contains(device), "{line}");
+        }
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let (code, line) = failure(&[command, "-m", manifest]);
+        assert_eq!(code, 1);
+        assert!(line.contains("GGUF"), "{line}");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_noticed_before_the_model_is_loaded() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (code, line) = failure(&["serve", "-m", MODEL, "--port", &port]);
+    assert_eq!(code, 1);
+    assert!(line.contains(&format!("port {port}")) && line.contains("in use"), "{line}");
+}
+
+#[test]
+fn run_answers_one_prompt() {
+    let output = output(&["run", "-m", MODEL, "--temp", "0", "What is 3 times 6?"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "3 times 6 is 18.\n");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("I multiply 3 by 6 and get 18."));
+}
+
+#[test]
+fn run_chats_until_the_input_ends() {
+    let mut child = skep(&["run", "-m", MODEL, "--temp", "0", "--no-think"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"I have a horse.\n\nWhich pet do I have?").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "A horse is a fine pet.\nYou have a horse.\n");
+    assert!(output.stderr.is_empty(), "{:?}", String::from_utf8(output.stderr));
+}
+
+/// A served model, ended by the test or when it is dropped.
+struct Served {
+    child: Child,
+    address: String,
+    curl: String,
+    stderr: ChildStderr,
+}
+
+impl Served {
+    fn start(args: &[&str], key: Option<&str>) -> Self {
+        let mut command = skep(&["serve", "-m", MODEL, "--port", "0", "--ctx", "2048"]);
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(key) = key {
+            command.env("SKEP_API_KEY", key);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.next().expect("a first line").unwrap();
+        let address = line.strip_prefix("listening on http://").expect("an address").to_owned();
+        let curl = lines.next().expect("a second line").unwrap();
+        let stderr = child.stderr.take().unwrap();
+        Self { child, address, curl, stderr }
+    }
+
+    fn ask(&self, headers: &str, body: &str) -> String {
+        let mut stream = self.open(headers, body);
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    fn open(&self, headers: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        write!(stream, "{head}{headers}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        stream
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for the end and gives the exit code and what was logged.
+    fn end(mut self, limit: Duration) -> (Option<i32>, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < limit, "the server must end");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mut log = String::new();
+        self.stderr.read_to_string(&mut log).unwrap();
+        (status.code(), log)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Fails when it has ended, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const QUESTION: &str = r#"{"messages": [{"role": "user", "content": "What is 3 times 6?"}], "temperature": 0}"#;
+const ENDLESS: &str = r#"{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "ignore_eos": true}"#;
+
+#[cfg(unix)]
+#[test]
+fn serve_answers_logs_and_stops() {
+    let served = Served::start(&[], None);
+    assert!(served.curl.contains(&served.address) && served.curl.starts_with("curl "), "{}", served.curl);
+    let reply = served.ask("", QUESTION);
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert!(reply.contains("3 times 6 is 18."), "{reply}");
+    served.signal("TERM");
+    let (code, log) = served.end(Duration::from_secs(10));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("POST /v1/chat/completions 200"), "{log}");
+    assert!(!log.contains("times") && !log.contains("18"), "no content in the log: {log}");
+}
+
+#[cfg(unix)]
+#[test]
+fn serve_keeps_its_key_to_itself() {
+    let served = Served::start(&[], Some("sk-Geheim"));
+    assert!(served.curl.contains("$SKEP_API_KEY") && !served.curl.contains("Geheim"));
+    assert!(served.ask("", QUESTION).starts_with("HTTP/1.1 401"));
+    assert!(served.ask("authorization: Bearer sk-Geheim\r\n", QUESTION).starts_with("HTTP/1.1 200"));
+    served.signal("INT");
+    let (code, log) = served.end(Duration::from_secs(10));
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains("Geheim"));
+}
+
+#[cfg(unix)]
+#[test]
+fn serve_ends_running_answers_when_it_stops() {
+    let served = Served::start(&[], None);
+    let mut stream = served.open("", ENDLESS);
+    let mut seen = [0; 64];
+    stream.read_exact(&mut seen).unwrap();
+    served.signal("TERM");
+    let (code, log) = served.end(Duration::from_secs(10));
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_at_once() {
+    let served = Served::start(&[], None);
+    let mut stream = served.open("", ENDLESS);
+    let mut seen = [0; 64];
+    stream.read_exact(&mut seen).unwrap();
+    served.signal("TERM");
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    served.signal("TERM");
+    let (code, _) = served.end(Duration::from_secs(2));
+    assert_eq!(code, Some(130));
+    assert!(start.elapsed() < Duration::from_millis(1500));
+}

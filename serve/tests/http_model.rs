@@ -1,0 +1,302 @@
+//! The whole way, with the small model of this repository: every case through HTTP, whole and streamed.
+
+mod common;
+
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+
+use common::{Host, Reply};
+use serde_json::{Value, json};
+use skep_engine::{Engine, EngineOptions, LoadOptions, Runner};
+use skep_serve::{Backend, Model};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe-Q4_K_M.gguf");
+const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe.cases.json");
+
+/// One server for all tests of this file.
+static HOST: LazyLock<Host> = LazyLock::new(|| {
+    let mut options = LoadOptions::default();
+    options.sequences = 2;
+    options.context = Some(2048);
+    let runner = Runner::load(Path::new(MODEL), &options, &mut |_| {}).unwrap();
+    let engine = Engine::start(runner, EngineOptions::default()).unwrap();
+    let model = Model::loading();
+    model.ready(Arc::new(engine) as Arc<dyn Backend>);
+    Host::start(model, |_| {})
+});
+
+fn cases() -> Vec<Value> {
+    serde_json::from_str(&std::fs::read_to_string(CASES).unwrap()).unwrap()
+}
+
+fn body(case: &Value, stream: bool) -> String {
+    let mut body = json!({
+        "messages": case["messages"],
+        "chat_template_kwargs": {"enable_thinking": case["enable_thinking"]},
+        "temperature": 0,
+        "max_tokens": 300,
+        "stream": stream,
+    });
+    if let Some(tools) = case.get("tools") {
+        body["tools"] = tools.clone();
+    }
+    if stream {
+        body["stream_options"] = json!({"include_usage": true});
+    }
+    body.to_string()
+}
+
+/// What was answered, in the form of the cases.
+#[derive(Debug, PartialEq)]
+struct Said {
+    content: String,
+    reasoning: Option<String>,
+    calls: Vec<(String, Value)>,
+    finish: String,
+}
+
+impl Said {
+    fn expected(case: &Value) -> Self {
+        let expect = &case["expect"];
+        let calls: Vec<_> = expect["tool_calls"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|call| (text(&call["function"]["name"]), call["function"]["arguments"].clone()))
+            .collect();
+        let finish = if calls.is_empty() { "stop" } else { "tool_calls" };
+        Self {
+            content: text(&expect["content"]),
+            reasoning: expect.get("reasoning").map(text),
+            calls,
+            finish: finish.to_owned(),
+        }
+    }
+
+    fn whole(reply: &Reply) -> Self {
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let json = reply.json();
+        let choice = &json["choices"][0];
+        let message = &choice["message"];
+        let calls = message["tool_calls"].as_array().into_iter().flatten().map(|call| {
+            assert_eq!(call["type"], "function");
+            assert!(!text(&call["id"]).is_empty());
+            (text(&call["function"]["name"]), parse(&text(&call["function"]["arguments"])))
+        });
+        Self {
+            content: text(&message["content"]),
+            reasoning: message.get("reasoning_content").map(text),
+            calls: calls.collect(),
+            finish: text(&choice["finish_reason"]),
+        }
+    }
+
+    /// Puts a stream together as clients do.
+    fn streamed(reply: &Reply) -> Self {
+        let mut said = Self { content: String::new(), reasoning: None, calls: Vec::new(), finish: String::new() };
+        let mut arguments: Vec<String> = Vec::new();
+        for chunk in reply.chunks() {
+            let Some(choice) = chunk["choices"].get(0) else { continue };
+            assert_eq!(said.finish, "", "nothing follows the reason");
+            let delta = &choice["delta"];
+            said.content += delta["content"].as_str().unwrap_or_default();
+            if let Some(thought) = delta["reasoning_content"].as_str() {
+                *said.reasoning.get_or_insert_default() += thought;
+            }
+            for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                let index = call["index"].as_u64().unwrap() as usize;
+                if index == arguments.len() {
+                    assert!(!text(&call["id"]).is_empty() && call["type"] == "function");
+                    said.calls.push((text(&call["function"]["name"]), Value::Null));
+                    arguments.push(String::new());
+                } else {
+                    assert!(call.get("id").is_none() && call["function"].get("name").is_none());
+                }
+                arguments[index] += call["function"]["arguments"].as_str().unwrap();
+            }
+            if let Some(reason) = choice["finish_reason"].as_str() {
+                said.finish = reason.to_owned();
+            }
+        }
+        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
+            call.1 = parse(&arguments);
+        }
+        said
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text")).to_owned()
+}
+
+fn parse(arguments: &str) -> Value {
+    serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
+}
+
+/// Asks every case and counts the wrong answers.
+fn all_cases(stream: bool, read: fn(&Reply) -> Said) {
+    let cases = cases();
+    assert_eq!(cases.len(), 86);
+    let wrong: Vec<String> = cases
+        .iter()
+        .enumerate()
+        .filter_map(|(index, case)| {
+            let (said, expected) = (read(&HOST.chat(&body(case, stream))), Said::expected(case));
+            (said != expected).then(|| format!("{index} {}: {said:?}, not {expected:?}", case["task"]))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{} of {} cases are wrong:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+#[test]
+fn whole_answers_are_right() {
+    all_cases(false, Said::whole);
+}
+
+#[test]
+fn streamed_answers_are_right() {
+    all_cases(true, Said::streamed);
+}
+
+#[test]
+fn usage_is_the_same_whole_and_streamed() {
+    let case = &cases()[0];
+    let whole = HOST.chat(&body(case, false)).json()["usage"].clone();
+    let streamed = HOST.chat(&body(case, true)).chunks().pop().unwrap()["usage"].clone();
+    assert_eq!(whole, streamed);
+    let sum = whole["prompt_tokens"].as_u64().unwrap() + whole["completion_tokens"].as_u64().unwrap();
+    assert_eq!(whole["total_tokens"], sum);
+    assert!(whole["prompt_tokens"].as_u64().unwrap() > 5 && whole["completion_tokens"].as_u64().unwrap() > 1);
+}
+
+#[test]
+fn a_tool_conversation_goes_on() {
+    let cases = cases();
+    let case = cases.iter().find(|case| case["task"] == "tool_call").unwrap();
+    let asked = HOST.chat(&body(case, false)).json();
+    let mut messages = case["messages"].as_array().unwrap().clone();
+    // The answer goes back as it came, with its arguments as a text.
+    let message = asked["choices"][0]["message"].clone();
+    let id = message["tool_calls"][0]["id"].clone();
+    messages.push(message);
+    messages.push(json!({"role": "tool", "tool_call_id": id, "content": "584"}));
+    let body = json!({"messages": messages, "tools": case["tools"], "temperature": 0, "enable_thinking": false});
+    let reply = HOST.chat(&body.to_string());
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(text(&reply.json()["choices"][0]["message"]["content"]).contains("584"), "{}", reply.body);
+}
+
+#[test]
+fn thinking_is_switched_in_three_ways() {
+    let thinks = |fields: Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "What is 3 times 6?"}],
+            "temperature": 0,
+        });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let reply = HOST.chat(&body.to_string()).json();
+        reply["choices"][0]["message"].get("reasoning_content").is_some()
+    };
+    assert!(thinks(json!({"reasoning_effort": "high"})));
+    assert!(!thinks(json!({"reasoning_effort": "none"})));
+    assert!(!thinks(json!({"enable_thinking": false})));
+    assert!(!thinks(json!({"chat_template_kwargs": {"enable_thinking": false}})));
+}
+
+#[test]
+fn messages_of_all_shapes() {
+    let conversations = [
+        json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."},
+               {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]),
+        json!([{"role": "system", "content": "A"}, {"role": "system", "content": "B"}, {"role": "user", "content": "Hi"}]),
+        json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
+        json!([{"role": "user", "content": []}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": []}, {"role": "user", "content": "Hi"}]),
+        json!([{"role": "user", "content": "Hi", "name": null},
+               {"role": "assistant", "content": null, "tool_calls": [
+                   {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"city\": \"Paris\"}"}}]},
+               {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]}]),
+    ];
+    for messages in conversations {
+        let body = json!({"messages": messages, "max_tokens": 2, "temperature": 0});
+        let reply = HOST.chat(&body.to_string());
+        assert_eq!(reply.status, 200, "{messages}: {}", reply.body);
+    }
+    let refused = [
+        json!([{"role": "wizard", "content": "Hi"}]),
+        json!([{"role": "user", "content": 5}]),
+        json!([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}]),
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]),
+    ];
+    for messages in refused {
+        let reply = HOST.chat(&json!({"messages": messages}).to_string());
+        assert_eq!(reply.status, 400, "{messages}: {}", reply.body);
+        let last = messages.as_array().unwrap().len() - 1;
+        assert_eq!(reply.error()["param"], format!("messages[{last}]"));
+    }
+    let reply = HOST.chat(&json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).to_string());
+    assert_eq!(reply.status, 200, "one bad request does not spoil the next");
+}
+
+#[test]
+fn the_context_is_never_exceeded_in_silence() {
+    let words = vec!["horse"; 5000].join(" ");
+    for fields in [json!({}), json!({"stream": true})] {
+        let mut body = json!({"messages": [{"role": "user", "content": words}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let reply = HOST.chat(&body.to_string());
+        assert_eq!(reply.status, 400);
+        let error = reply.error();
+        assert_eq!(error["code"], "context_length_exceeded");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error["message"].as_str().unwrap().contains("2048"), "{error}");
+    }
+}
+
+#[test]
+fn limits_end_answers() {
+    let ask = |fields: Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "Sort these numbers: 41, 90, 68"}],
+            "temperature": 0,
+            "enable_thinking": false,
+        });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        Said::whole(&HOST.chat(&body.to_string()))
+    };
+    let full = ask(json!({"max_tokens": u64::MAX}));
+    assert_eq!((full.content.as_str(), full.finish.as_str()), ("41, 68, 90.", "stop"));
+    let cut = ask(json!({"max_tokens": 3}));
+    assert_eq!(cut.finish, "length");
+    assert!(full.content.starts_with(&cut.content) && cut.content != full.content);
+    let stopped = ask(json!({"stop": ["never", ", 9"]}));
+    assert_eq!((stopped.content.as_str(), stopped.finish.as_str()), ("41, 68", "stop"));
+}
+
+#[test]
+fn completions_of_text() {
+    let body = json!({"prompt": "<|im_start|>user\nSort these numbers: 41, 90, 68<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+                      "temperature": 0, "max_tokens": 50});
+    let reply = HOST.post("/v1/completions", &body.to_string());
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.json()["choices"][0]["text"], "41, 68, 90.");
+    for prompt in [json!("<think>a"), json!([1, 2, 3])] {
+        let body = json!({"prompt": prompt, "max_tokens": 5, "stream": true});
+        assert!(HOST.post("/v1/completions", &body.to_string()).chunks().len() > 1);
+    }
+    let reply = HOST.post("/v1/completions", r#"{"prompt": ""}"#);
+    assert_eq!(reply.status, 400);
+}
+
+#[test]
+fn seeds_make_answers_repeatable() {
+    let ask = |seed: Value| {
+        let body = json!({"prompt": "Once", "max_tokens": 20, "seed": seed, "temperature": 2, "ignore_eos": true});
+        text(&HOST.post("/v1/completions", &body.to_string()).json()["choices"][0]["text"])
+    };
+    assert_eq!(ask(json!(5)), ask(json!(5)));
+    assert_ne!(ask(json!(5)), ask(json!(6)));
+    assert_ne!(ask(Value::Null), ask(Value::Null));
+}
