@@ -3,12 +3,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::array::Array;
 use crate::error::{Error, ErrorKind, Result};
 use crate::header::{ALIGNMENT_KEY, Entry, Header};
 use crate::per_layer::PerLayer;
 use crate::split;
 use crate::tensor::TensorInfo;
-use crate::value::{Array, Str, Value};
+use crate::value::{Str, Value};
 
 /// A parsed GGUF file, or all parts of a split one, over bytes `B` (`&[u8]`, `Vec<u8>`, a memory map).
 ///

@@ -1,4 +1,9 @@
-#![doc = include_str!("../README.md")]
+#![cfg_attr(feature = "std", doc = include_str!("../README.md"))]
+// The example in it writes a file, which needs `std`.
+#![cfg_attr(
+    not(feature = "std"),
+    doc = "Reads GGUF model files from bytes in memory: the README describes the whole crate."
+)]
 #![no_std]
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -8,6 +13,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+mod array;
 mod cursor;
 mod error;
 #[cfg(feature = "std")]
@@ -24,6 +30,7 @@ mod value;
 #[cfg(feature = "std")]
 mod write;
 
+pub use array::{Array, Items, MAX_NESTING};
 pub use error::{Error, ErrorKind, Result};
 #[cfg(feature = "std")]
 pub use files::{open_with, read};
@@ -33,6 +40,6 @@ pub use header::{DEFAULT_ALIGNMENT, MAX_KEY};
 pub use map::{Advice, Map, open};
 pub use per_layer::PerLayer;
 pub use tensor::{MAX_DIMS, MAX_TENSOR_NAME, TensorInfo, TensorType};
-pub use value::{Array, Items, MAX_NESTING, Str, Value, ValueType};
+pub use value::{Str, Value, ValueType};
 #[cfg(feature = "std")]
 pub use write::{ToItem, ToValue, Writer};

@@ -155,8 +155,8 @@ impl fmt::Display for KnownTypes {
 
 /// Name, shape, type and place of a tensor.
 ///
-/// A value of this type belongs to the [`Gguf`](crate::Gguf) or [`Writer`](crate::Writer) it came from: its sizes do
-/// not overflow, its rows are whole blocks, and its data lies inside the file.
+/// A value of this type belongs to the [`Gguf`](crate::Gguf), or the writer, that it came from: its sizes do not overflow,
+/// its rows are whole blocks, and its data lies inside the file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     name: Box<str>,

@@ -5,11 +5,12 @@ use alloc::vec::Vec;
 use core::fmt;
 use std::io::{self, BufWriter, Write};
 
+use crate::array::Array;
 use crate::cursor::Cursor;
 use crate::error::{Error, ErrorKind, Result};
 use crate::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_KEY};
 use crate::tensor::{TensorInfo, TensorType, check_name};
-use crate::value::{Array, Str, Value, ValueType};
+use crate::value::{Str, Value, ValueType};
 
 /// Format version that is written.
 const VERSION: u32 = 3;

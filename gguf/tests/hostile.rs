@@ -164,7 +164,7 @@ fn arrays_longer_than_the_file() {
 
 #[test]
 fn nested_arrays() {
-    let nested = |depth: usize| (1..depth).fold(u32s(&[7]), |inner, _| array(ARRAY, 1, &inner));
+    let nested = |depth: usize| [array(ARRAY, 1, &[]).repeat(depth - 1), u32s(&[7])].concat();
     let file = Raw::new().kv("k", ARRAY, nested(4)).build();
     let gguf = accepted(&file);
     assert_eq!(gguf.get("k").unwrap().to_string(), "[[[[7]]]]");

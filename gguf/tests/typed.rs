@@ -157,7 +157,7 @@ fn floats() {
 #[test]
 fn arrays_of_strings() {
     let texts = ["", "a", "Ġtoken", "\u{10FFFF}"];
-    let mut items = texts.iter().flat_map(|text| string(text)).collect::<Vec<_>>();
+    let mut items = texts.iter().flat_map(string).collect::<Vec<_>>();
     items.extend(string(b"\xFF"));
     on(&with(ARRAY, array(STRING, 5, &items)), |gguf| {
         let array = gguf.array("m.block_count").unwrap().unwrap();
