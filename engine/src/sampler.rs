@@ -67,7 +67,9 @@ impl Sampling {
     ///
     /// `ErrorKind::Model` naming the key of another type, or the setting that is out of range.
     pub fn from_gguf<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Self> {
-        let wrong = |source: &dyn std::fmt::Display| Error::new(ErrorKind::Model, format!("general.sampling: {source}"));
+        let wrong = |source: &dyn std::fmt::Display| {
+            Error::new(ErrorKind::Model, format!("general.sampling: {source}"))
+        };
         let number = |key: &str, default: f32| match file.f32(key) {
             Ok(value) => Ok(value.unwrap_or(default)),
             Err(source) => Err(wrong(&source)),
@@ -77,7 +79,10 @@ impl Sampling {
             temperature: number("general.sampling.temp", default.temperature)?,
             top_p: number("general.sampling.top_p", default.top_p)?,
             min_p: number("general.sampling.min_p", default.min_p)?,
-            top_k: file.u32("general.sampling.top_k").map_err(|source| wrong(&source))?.unwrap_or(default.top_k),
+            top_k: file
+                .u32("general.sampling.top_k")
+                .map_err(|source| wrong(&source))?
+                .unwrap_or(default.top_k),
             ..default
         };
         sampling.validate().map_err(|source| wrong(&source))?;
@@ -107,7 +112,9 @@ impl Sampling {
         }
         for &(token, bias) in &self.logit_bias {
             if !(-100.0..=100.0).contains(&bias) {
-                return Err(refused(format!("logit_bias of token {token} is {bias}, but must be from -100 to 100")));
+                return Err(refused(format!(
+                    "logit_bias of token {token} is {bias}, but must be from -100 to 100"
+                )));
             }
         }
         Ok(())
@@ -199,7 +206,9 @@ impl Sampler {
             match logits.get_mut(token as usize) {
                 Some(logit) => *logit += bias,
                 None => {
-                    return Err(refused(format!("logit_bias names token {token}, but the vocabulary has {n_vocab}")));
+                    return Err(refused(format!(
+                        "logit_bias names token {token}, but the vocabulary has {n_vocab}"
+                    )));
                 }
             }
         }
@@ -210,7 +219,8 @@ impl Sampler {
         if !self.sampling.penalises() {
             return;
         }
-        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, repeat_window, .. } = self.sampling;
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, repeat_window, .. } =
+            self.sampling;
         let window = if repeat_window == 0 { usize::MAX } else { repeat_window as usize };
         self.window.clear();
         self.window.extend_from_slice(&history[history.len().saturating_sub(window)..]);
@@ -348,7 +358,17 @@ mod tests {
         assert_eq!(random.state[0], 0xE220_A839_7B1D_CDAF);
         let mut reference = Xoshiro256 { state: [1, 2, 3, 4] };
         let numbers: Vec<u64> = (0..6).map(|_| reference.next()).collect();
-        assert_eq!(numbers, [11520, 0, 1_509_978_240, 1_215_971_899_390_074_240, 1_216_172_134_540_287_360, 607_988_272_756_665_600]);
+        assert_eq!(
+            numbers,
+            [
+                11520,
+                0,
+                1_509_978_240,
+                1_215_971_899_390_074_240,
+                1_216_172_134_540_287_360,
+                607_988_272_756_665_600
+            ]
+        );
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.unit())));
     }
 
@@ -401,8 +421,14 @@ mod tests {
         let default = Sampling::default();
         assert!(default.validate().is_ok());
         for (sampling, words) in [
-            (Sampling { temperature: -0.1, ..default.clone() }, "temperature is -0.1, but must be from 0 to 2"),
-            (Sampling { temperature: f32::NAN, ..default.clone() }, "temperature is NaN, but must be from 0 to 2"),
+            (
+                Sampling { temperature: -0.1, ..default.clone() },
+                "temperature is -0.1, but must be from 0 to 2",
+            ),
+            (
+                Sampling { temperature: f32::NAN, ..default.clone() },
+                "temperature is NaN, but must be from 0 to 2",
+            ),
             (Sampling { top_p: 0.0, ..default.clone() }, "top_p is 0, but must be above 0 to 1"),
             (Sampling { min_p: 1.5, ..default.clone() }, "min_p is 1.5, but must be from 0 to 1"),
             (

@@ -9,8 +9,7 @@ use skep_engine::stream::{Delta, Splitter, Stream, StreamOptions, Tools};
 use skep_engine::tokenizer::Specials;
 use text_support::{tiny, tokenizer};
 
-const CALL: &str =
-    "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\na<b && \"q\"\n</parameter>\n</function>\n</tool_call>";
+const CALL: &str = "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\na<b && \"q\"\n</parameter>\n</function>\n</tool_call>";
 
 fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "f", "parameters": {
@@ -168,9 +167,12 @@ fn reasoning_and_content() {
             assert_eq!(answer, Answer::new(reasoning, content, &[]), "{text}");
         }
     }
-    for (text, reasoning, content) in
-        [("\n<think>\na\n</think>\nb", "a", "b"), ("<thin", "", "<thin"), ("x<think>", "", "x<think>"), (" ", "", " ")]
-    {
+    for (text, reasoning, content) in [
+        ("\n<think>\na\n</think>\nb", "a", "b"),
+        ("<thin", "", "<thin"),
+        ("x<think>", "", "x<think>"),
+        (" ", "", " "),
+    ] {
         let splitter = Splitter::new(false, None).detect_reasoning();
         assert_eq!(at_every_cut(&splitter, text), Answer::new(reasoning, content, &[]), "{text}");
     }
@@ -217,7 +219,8 @@ fn tokens_become_deltas() {
 fn control_tokens_show_nothing_and_cut_characters() {
     let tokenizer = tokenizer(&tiny());
     let start = tokenizer.id_of("<|im_start|>").unwrap();
-    let byte = |byte| (0..tokenizer.n_vocab() as u32).find(|&id| tokenizer.token_bytes(id) == [byte]).unwrap();
+    let byte =
+        |byte| (0..tokenizer.n_vocab() as u32).find(|&id| tokenizer.token_bytes(id) == [byte]).unwrap();
     let mut stream = stream(false, &json!([]), &[]);
     let mut deltas = Vec::new();
     for id in [byte(b'a'), start, byte(0xE3), start, byte(0x81), byte(b'b'), byte(0xF0), u32::MAX] {

@@ -121,7 +121,11 @@ impl Message {
         let Value::Array(messages) = messages else {
             return Err(refused("messages", "is not an array"));
         };
-        messages.iter().enumerate().map(|(at, message)| Self::from_json(message, &format!("messages[{at}]"))).collect()
+        messages
+            .iter()
+            .enumerate()
+            .map(|(at, message)| Self::from_json(message, &format!("messages[{at}]")))
+            .collect()
     }
 
     /// Reads one message; `at` is what errors call it.
@@ -205,7 +209,8 @@ pub fn merge_system(messages: &[Message]) -> Vec<Message> {
     if !messages.iter().skip(1).any(|message| is_system(&message)) {
         return messages.to_vec();
     }
-    let texts: Vec<String> = messages.iter().filter(is_system).map(|message| message.content.text()).collect();
+    let texts: Vec<String> =
+        messages.iter().filter(is_system).map(|message| message.content.text()).collect();
     let mut merged = vec![Message::text(Role::System, texts.join("\n\n"))];
     merged.extend(messages.iter().filter(|message| !is_system(message)).cloned());
     merged
@@ -271,9 +276,14 @@ fn tool_call(call: &Value, at: &str) -> Result<ToolCall> {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(arguments)) => arguments.clone(),
         Some(Value::String(text)) => serde_json::from_str(text).map_err(|error| {
-            refused(&format!("{at}.function.arguments"), &format!("is not the text of a JSON object: {error}"))
+            refused(
+                &format!("{at}.function.arguments"),
+                &format!("is not the text of a JSON object: {error}"),
+            )
         })?,
-        Some(_) => return Err(refused(&format!("{at}.function.arguments"), "is neither an object nor its text")),
+        Some(_) => {
+            return Err(refused(&format!("{at}.function.arguments"), "is neither an object nor its text"));
+        }
     };
     Ok(ToolCall { id, name: name.clone(), arguments })
 }
@@ -304,7 +314,10 @@ mod tests {
         for arguments in [json!(""), json!("{"), json!("[1]"), json!([1]), json!(3)] {
             let error = call(arguments).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Request);
-            assert!(error.to_string().starts_with("messages[0].tool_calls[0].function.arguments is "), "{error}");
+            assert!(
+                error.to_string().starts_with("messages[0].tool_calls[0].function.arguments is "),
+                "{error}"
+            );
         }
     }
 
@@ -338,7 +351,10 @@ mod tests {
             (json!("x"), "messages[0] is not an object"),
             (json!({"content": "x"}), "messages[0] has no role"),
             (json!({"role": "critic"}), "messages[0] has the unknown role \"critic\""),
-            (json!({"role": "user", "content": 3}), "messages[0].content is neither a string nor an array of parts"),
+            (
+                json!({"role": "user", "content": 3}),
+                "messages[0].content is neither a string nor an array of parts",
+            ),
             (
                 json!({"role": "user", "content": [{"type": "text", "text": ""}, {"type": "video"}]}),
                 "messages[0].content[1] has the unsupported type \"video\"",
@@ -346,7 +362,10 @@ mod tests {
             (json!({"role": "user", "content": [{"text": ""}]}), "messages[0].content[0] has no type"),
             (json!({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0] has no text"),
             (json!({"role": "user", "name": 3}), "messages[0].name is not a string"),
-            (json!({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls[0] has no function.name"),
+            (
+                json!({"role": "assistant", "tool_calls": [{}]}),
+                "messages[0].tool_calls[0] has no function.name",
+            ),
             (
                 json!({"role": "assistant", "tool_calls": [{"type": "custom"}]}),
                 "messages[0].tool_calls[0] has the unsupported type \"custom\"",
@@ -355,7 +374,12 @@ mod tests {
             let error = parse(message).unwrap_err();
             assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Request, line));
         }
-        assert!(serde_json::from_str::<Message>(r#"{"role": "x"}"#).unwrap_err().to_string().contains("unknown role"));
+        assert!(
+            serde_json::from_str::<Message>(r#"{"role": "x"}"#)
+                .unwrap_err()
+                .to_string()
+                .contains("unknown role")
+        );
         assert!(Message::list(&json!({})).is_err());
     }
 
@@ -367,7 +391,9 @@ mod tests {
         assert_eq!(merged, [text(system, "a\n\nb"), text(user, "1"), text(user, "2")]);
         let merged = merge_system(&[text(system, "a"), text(system, "b"), text(user, "1")]);
         assert_eq!(merged, [text(system, "a\n\nb"), text(user, "1")]);
-        let parts = Message::list(&json!([{"role": "developer", "content": [{"type": "text", "text": "x"}]}])).unwrap();
+        let parts =
+            Message::list(&json!([{"role": "developer", "content": [{"type": "text", "text": "x"}]}]))
+                .unwrap();
         assert_eq!(merge_system(&parts), parts);
         assert_eq!(merge_system(&[]), []);
     }

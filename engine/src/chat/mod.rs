@@ -55,8 +55,10 @@ impl Template {
     /// `ErrorKind::Template` as [`render`](Self::render); `ErrorKind::Request` as [`Tokenizer::encode`].
     pub fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat<'_>) -> Result<Rendered> {
         let messages = merge_system(chat.messages);
-        let messages: Vec<Value> =
-            messages.iter().map(|message| shielded(tokenizer, &message.to_json(self.takes_parts()))).collect();
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| shielded(tokenizer, &message.to_json(self.takes_parts())))
+            .collect();
         let tools: Vec<Value> = chat.tools.iter().map(|tool| shielded(tokenizer, tool)).collect();
         let kwargs = shielded_map(tokenizer, chat.kwargs);
         let special = |id: Option<u32>| id.map(|id| tokenizer.token_text(id)).unwrap_or_default();

@@ -164,7 +164,9 @@ impl Json {
             ValueKind::String => self.string(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.block(out, depth, ['[', ']'], items.len(), |out, at| self.write(&items[at], out, depth + 1))?;
+                self.block(out, depth, ['[', ']'], items.len(), |out, at| {
+                    self.write(&items[at], out, depth + 1)
+                })?;
             }
             ValueKind::Map => {
                 let mut entries = Vec::new();

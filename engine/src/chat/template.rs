@@ -81,7 +81,9 @@ impl Template {
         }
         let mut environment = environment()?;
         let lines = source.replace("\r\n", "\n").replace('\r', "\n");
-        environment.add_template_owned(NAME, without_generation_tags(&lines)).map_err(|error| failure(&error))?;
+        environment
+            .add_template_owned(NAME, without_generation_tags(&lines))
+            .map_err(|error| failure(&error))?;
         let mut template = Self { source: source.to_owned(), environment, takes_parts: false };
         template.takes_parts = template.probe_parts();
         Ok(template)
@@ -110,9 +112,14 @@ impl Template {
         let variables = variables(context);
         std::thread::scope(|scope| {
             let render = || self.render_within(&variables, fuel, output);
-            let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, render).map_err(|error| {
-                Error::new(ErrorKind::Template, format!("{NAME}: no thread with {stack} bytes of stack: {error}"))
-            })?;
+            let thread = std::thread::Builder::new().stack_size(stack).spawn_scoped(scope, render).map_err(
+                |error| {
+                    Error::new(
+                        ErrorKind::Template,
+                        format!("{NAME}: no thread with {stack} bytes of stack: {error}"),
+                    )
+                },
+            )?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
@@ -145,7 +152,9 @@ impl Template {
             eos_token: "",
         });
         // A template that expects text prints the list itself, or fails.
-        rendered.is_ok_and(|text| text.contains("Probe") && !text.contains("'text'") && !text.contains("\"text\""))
+        rendered.is_ok_and(|text| {
+            text.contains("Probe") && !text.contains("'text'") && !text.contains("\"text\"")
+        })
     }
 }
 
@@ -217,8 +226,12 @@ fn environment() -> Result<Environment<'static>> {
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("trim", trim);
     environment.add_test("sequence", |value: &minijinja::Value| {
-        // In Python strings and mappings have a length and can be indexed, too.
-        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
+        // In Python strings, mappings and ranges have a length and can be indexed, too.
+        match value.kind() {
+            ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined => true,
+            ValueKind::Iterable => value.len().is_some(),
+            _ => false,
+        }
     });
     environment.add_test("iterable", |value: &minijinja::Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", raise_exception);
@@ -376,7 +389,8 @@ mod tests {
 
     #[test]
     fn a_refusal_has_the_templates_words_and_spoils_nothing() {
-        let source = "{% macro m() %}{{ raise_exception('No ' ~ x) }}{% endmacro %}{% if x %}{{ m() }}{% endif %}ok";
+        let source =
+            "{% macro m() %}{{ raise_exception('No ' ~ x) }}{% endmacro %}{% if x %}{{ m() }}{% endif %}ok";
         let template = Template::new(source).unwrap();
         let render = |kwargs: &Map<String, Value>| {
             template.render(&Context {
@@ -401,7 +415,10 @@ mod tests {
         let error = Template::new("a\n{% if %}").unwrap_err();
         assert!(error.to_string().starts_with("chat template, line 2: syntax error: "), "{error}");
         let error = render("a\n\n{{ x.y.z }}").unwrap_err();
-        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Template, "chat template, line 3: undefined value"));
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (ErrorKind::Template, "chat template, line 3: undefined value")
+        );
     }
 
     #[test]
@@ -423,13 +440,16 @@ mod tests {
             let error = render(source).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Template, "{source}");
         }
-        assert!(Template::new(&format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000))).is_err());
+        assert!(
+            Template::new(&format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000))).is_err()
+        );
         assert!(Template::new(&" ".repeat(MAX_SOURCE + 1)).is_err());
     }
 
     #[test]
     fn variables_of_the_call_win() {
-        let kwargs = json!({"messages": 1, "tools": 2, "bos_token": 3, "x": 1e16, "add_generation_prompt": false});
+        let kwargs =
+            json!({"messages": 1, "tools": 2, "bos_token": 3, "x": 1e16, "add_generation_prompt": false});
         let source = "{{ messages[0].content }} {{ tools }} {{ bos_token }} {{ add_generation_prompt }} {{ x }} {{ documents }}";
         let text = render_with(source, kwargs.as_object().unwrap().clone()).unwrap();
         assert_eq!(text, "hi None <s> True 1e+16 None");

@@ -178,7 +178,9 @@ impl Splitter {
     }
 
     fn call(&mut self, deltas: &mut Vec<Delta>) -> bool {
-        let (Some(tools), State::Call { searched, .. }) = (&self.tools, &mut self.state) else { return false };
+        let (Some(tools), State::Call { searched, .. }) = (&self.tools, &mut self.state) else {
+            return false;
+        };
         let text = self.held.trim_start();
         if text.len() < FUNCTION.len() && FUNCTION.starts_with(text) {
             return false;

@@ -100,9 +100,18 @@ mod tests {
 
     #[test]
     fn holds_back_prefixes() {
-        assert_eq!(run(&["END\n"], &["a E", "N", "D", "\nrest"]), (vec!["a ".into(), "".into(), "".into(), "".into(), "".into()], true));
-        assert_eq!(run(&["END"], &["E", "NX", "EN"]), (vec!["".into(), "ENX".into(), "".into(), "EN".into()], false));
-        assert_eq!(run(&["<b>", "</b>"], &["x<", "/b", ">y"]), (vec!["x".into(), "".into(), "".into(), "".into()], true));
+        assert_eq!(
+            run(&["END\n"], &["a E", "N", "D", "\nrest"]),
+            (vec!["a ".into(), "".into(), "".into(), "".into(), "".into()], true)
+        );
+        assert_eq!(
+            run(&["END"], &["E", "NX", "EN"]),
+            (vec!["".into(), "ENX".into(), "".into(), "EN".into()], false)
+        );
+        assert_eq!(
+            run(&["<b>", "</b>"], &["x<", "/b", ">y"]),
+            (vec!["x".into(), "".into(), "".into(), "".into()], true)
+        );
         assert_eq!(run(&["aab"], &["aa", "ab"]), (vec!["".into(), "a".into(), "".into()], true));
         assert_eq!(run(&[], &["any"]), (vec!["any".into(), "".into()], false));
         assert_eq!(run(&["", "X"], &["anyX"]), (vec!["any".into(), "".into()], true));

@@ -87,7 +87,8 @@ impl Types {
             Value::Bool(_) => self.boolean,
             Value::Null => self.null,
             Value::Number(number) => {
-                let whole = number.is_i64() || number.is_u64() || number.as_f64().is_some_and(|n| n.fract() == 0.0);
+                let whole =
+                    number.is_i64() || number.is_u64() || number.as_f64().is_some_and(|n| n.fract() == 0.0);
                 self.number || (self.integer && whole)
             }
             Value::String(_) => false,
@@ -281,12 +282,15 @@ mod tests {
 
     #[test]
     fn xml_calls() {
-        let call = |name: &str, arguments: &str| Some(Call { name: name.into(), arguments: arguments.into() });
+        let call =
+            |name: &str, arguments: &str| Some(Call { name: name.into(), arguments: arguments.into() });
         let parse = |text: &str| parse_xml(&tools(), text);
         assert_eq!(parse("\n<function=f>\n</function>"), call("f", "{}"));
         assert_eq!(parse("<function=f><parameter=i>3</parameter></function>"), call("f", r#"{"i":3}"#));
         assert_eq!(
-            parse("<function=f>\n<parameter=s>\n\n two\nlines \n\n</parameter>\n<parameter=i>\n1\n</parameter>\n</function>"),
+            parse(
+                "<function=f>\n<parameter=s>\n\n two\nlines \n\n</parameter>\n<parameter=i>\n1\n</parameter>\n</function>"
+            ),
             call("f", r#"{"s":"\n two\nlines \n","i":1}"#)
         );
         assert_eq!(
@@ -294,7 +298,9 @@ mod tests {
             call("f", r#"{"s":"x</parameter> and </function> too"}"#)
         );
         assert_eq!(
-            parse("<function=f><parameter=i>1</parameter><parameter=s>x</parameter><parameter=i>2</parameter></function>"),
+            parse(
+                "<function=f><parameter=i>1</parameter><parameter=s>x</parameter><parameter=i>2</parameter></function>"
+            ),
             call("f", r#"{"i":2,"s":"x"}"#)
         );
         for text in [
@@ -312,10 +318,21 @@ mod tests {
     #[test]
     fn json_calls() {
         let arguments = |text| parse_json(text).map(|call| call.arguments);
-        assert_eq!(arguments("\n{\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": \"x\"}}\n").unwrap(), r#"{"z":1,"a":"x"}"#);
+        assert_eq!(
+            arguments("\n{\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": \"x\"}}\n").unwrap(),
+            r#"{"z":1,"a":"x"}"#
+        );
         assert_eq!(arguments(r#"{"name": "f", "arguments": "{\"a\": 1}"}"#).unwrap(), r#"{"a":1}"#);
         assert_eq!(arguments(r#"{"name": "f"}"#).unwrap(), "{}");
-        for text in ["", "{", "[]", "{}", r#"{"name": 1}"#, r#"{"name": "f", "arguments": [1]}"#, r#"{"name": "f"} x"#] {
+        for text in [
+            "",
+            "{",
+            "[]",
+            "{}",
+            r#"{"name": 1}"#,
+            r#"{"name": "f", "arguments": [1]}"#,
+            r#"{"name": "f"} x"#,
+        ] {
             assert_eq!(arguments(text), None, "{text}");
         }
     }

@@ -55,8 +55,7 @@ impl Matcher {
             if self.by_first[first as usize].end == 0 {
                 continue;
             }
-            let shielded =
-                start >= mark && text.is_char_boundary(start) && text[..start].ends_with(SHIELD);
+            let shielded = start >= mark && text.is_char_boundary(start) && text[..start].ends_with(SHIELD);
             let found = self.longest(&text[start..], |literal| {
                 !literal.control
                     || match specials {
@@ -143,7 +142,8 @@ mod tests {
     use super::*;
 
     fn matcher() -> Matcher {
-        let literals = [("<|end|>", 0, true), ("<|end|>x", 1, true), ("<t>", 2, false), ("|e", 3, true), ("é", 4, true)];
+        let literals =
+            [("<|end|>", 0, true), ("<|end|>x", 1, true), ("<t>", 2, false), ("|e", 3, true), ("é", 4, true)];
         Matcher::new(literals.into_iter().map(|(text, id, control)| (text.to_owned(), id, control)))
     }
 
@@ -177,7 +177,8 @@ mod tests {
                     "|end|>" => vec![3],
                     _ => vec![],
                 };
-                let found: Vec<u32> = ids(&all, Specials::Shielded).into_iter().filter(|&id| id != 2).collect();
+                let found: Vec<u32> =
+                    ids(&all, Specials::Shielded).into_iter().filter(|&id| id != 2).collect();
                 assert_eq!(found, expected, "{text:?} + {tail:?}");
             }
             assert_eq!(shielded.replace(SHIELD, ""), text);

@@ -189,7 +189,9 @@ pub(super) fn assemble(parts: Parts) -> Result<Tokenizer> {
     let special = |kind: TokenType| matches!(kind, TokenType::Control | TokenType::UserDefined);
     let named = |wanted: fn(TokenType) -> bool| {
         let typed = parts.tokens.iter().zip(&types).enumerate();
-        typed.filter(move |(_, (_, kind))| wanted(**kind)).map(|(id, (text, kind))| (text.clone(), id as u32, *kind))
+        typed
+            .filter(move |(_, (_, kind))| wanted(**kind))
+            .map(|(id, (text, kind))| (text.clone(), id as u32, *kind))
     };
     let mut specials: Vec<(String, u32)> = named(special).map(|(text, id, _)| (text, id)).collect();
     specials.sort();
@@ -212,14 +214,17 @@ pub(super) fn assemble(parts: Parts) -> Result<Tokenizer> {
 
     let add_bos = parts.add_bos.unwrap_or(pre.add_bos && parts.bos.is_some());
     if add_bos && parts.bos.is_none() {
-        return Err(error("tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id"));
+        return Err(error(
+            "tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id",
+        ));
     }
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, merges.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect())
         .ignore_merges(pre.ignore_merges)
         .build()
         .map_err(|source| error(format!("tokenizer.ggml.merges: {source}")))?;
-    let words = SysRegex::new(pre.words).map_err(|source| error(format!("pattern of {}: {source}", pre.name)))?;
+    let words =
+        SysRegex::new(pre.words).map_err(|source| error(format!("pattern of {}: {source}", pre.name)))?;
     Ok(Tokenizer {
         bpe,
         words,
