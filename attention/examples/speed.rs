@@ -54,12 +54,14 @@ fn measure(par: &dyn Parallel, ty: KvType, depth: usize, rows: usize) -> (f64, f
     let wave = |len: usize| (0..len).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>();
     let weight = wave(DIM);
     let norms = Norms { q: Norm::Weight(&weight), k: Norm::Weight(&weight), v: Norm::None, eps: 1e-6 };
+    let (q, k, v) = (wave(512 * 16 * 2 * DIM), wave(512 * 2 * DIM), wave(512 * 2 * DIM));
+    let (mut queries, mut out) = (wave(512 * 16 * DIM), wave(512 * 16 * DIM));
     let mut run = |start: usize, rows: usize| {
-        let (q, k, v) = (wave(rows * 16 * 2 * DIM), wave(rows * 2 * DIM), wave(rows * 2 * DIM));
+        let (q, k, v) = (&q[..rows * 16 * 2 * DIM], &k[..rows * 2 * DIM], &v[..rows * 2 * DIM]);
+        let (queries, out) = (&mut queries[..rows * 16 * DIM], &mut out[..rows * 16 * DIM]);
         let positions = (start..start + rows).map(|i| Position::from(i as u32)).collect::<Vec<_>>();
         let spans = [Span { tokens: 0..rows, pages: &pages, start }];
-        let projections = Projections { q: Queries::GateInterleaved(&q), k: &k, v: &v };
-        let (mut queries, mut out) = (vec![0.0; rows * 16 * DIM], vec![0.0; rows * 16 * DIM]);
+        let projections = Projections { q: Queries::GateInterleaved(q), k, v };
         let began = Instant::now();
         skep_attention::prepare(
             par,
@@ -71,20 +73,20 @@ fn measure(par: &dyn Parallel, ty: KvType, depth: usize, rows: usize) -> (f64, f
             &spans,
             &mut cache,
             &mut scratch,
-            &mut queries,
+            queries,
         )
         .expect("valid batch");
         let prepared = Instant::now();
         skep_attention::attend(
             par,
             &heads,
-            &queries,
-            Some(Gate::Interleaved(&q)),
+            queries,
+            Some(Gate::Interleaved(q)),
             &spans,
             &cache,
             Mask::Causal,
             &mut scratch,
-            &mut out,
+            out,
         )
         .expect("valid batch");
         (prepared.duration_since(began).as_secs_f64(), prepared.elapsed().as_secs_f64())

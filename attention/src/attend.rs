@@ -5,7 +5,7 @@ use skep_quant::{Parallel, for_each_chunk_mut};
 
 use crate::batch::check_spans;
 use crate::cache::{Side, Values};
-use crate::cpu::{Isa, KEYS, with_isa};
+use crate::cpu::{Ahead, Isa, KEYS, with_isa};
 use crate::reference::{check_attend, check_mask};
 use crate::scratch::{Lane, Plan, Scratch, Shared, Sums, lane_count, padded};
 use crate::{Gate, Heads, KvCache, Mask, Result, Span, math};
@@ -340,11 +340,12 @@ impl<I: Isa> Pass<'_, I> {
             let queries = (first - job.rows.start) * per_row..(first - job.rows.start + count) * per_row;
 
             self.load_block(Side::K, span, job.kv_head, base, block.clone(), lane.k.as_mut());
-            self.load_block(Side::V, span, job.kv_head, base, block.clone(), lane.v.as_mut());
             let q = &lane.q.as_ref()[queries.start * self.k_pad..queries.end * self.k_pad];
             let scores = &mut lane.scores.as_mut()[queries.start * KEYS..queries.end * KEYS];
             let inside = block.start - base..block.end - base;
-            self.isa.scores(q, lane.k.as_ref(), self.k_pad, inside, self.heads.scale(), scores);
+            let scale = self.heads.scale();
+            let ahead = self.ahead(Side::V, span, job.kv_head, block.clone());
+            self.isa.scores(q, lane.k.as_ref(), self.k_pad, inside, scale, scores, ahead);
 
             let acc = &mut lane.part.acc.as_mut()[queries.start * self.v_pad..queries.end * self.v_pad];
             for (i, scores) in scores.as_chunks_mut::<KEYS>().0.iter_mut().enumerate() {
@@ -355,6 +356,9 @@ impl<I: Isa> Pass<'_, I> {
                     self.isa.scale(&mut acc[i * self.v_pad..][..self.v_pad], factor);
                 }
             }
+            self.load_block(Side::V, span, job.kv_head, base, block.clone(), lane.v.as_mut());
+            let mut ahead =
+                self.ahead(Side::K, span, job.kv_head, block.end..job.keys.end.min(block.end + KEYS));
             // Rows that see the same keys go together. The others' keys are not touched: zero times NaN would be NaN.
             let mut row = 0;
             while row < count {
@@ -363,10 +367,21 @@ impl<I: Isa> Pass<'_, I> {
                 let range = row * per_row..(row + same) * per_row;
                 let weights = &scores[range.start * KEYS..range.end * KEYS];
                 let acc = &mut acc[range.start * self.v_pad..range.end * self.v_pad];
-                self.isa.weigh(weights, lane.v.as_ref(), self.v_pad, keys, acc);
+                self.isa.weigh(weights, lane.v.as_ref(), self.v_pad, keys, acc, ahead);
+                ahead = Ahead::NONE;
                 row += same;
             }
         }
+    }
+
+    /// What [`load_block`](Self::load_block) will read first.
+    fn ahead(&self, side: Side, span: &Span<'_>, kv_head: usize, tokens: Range<usize>) -> Ahead<'_> {
+        if tokens.is_empty() {
+            return Ahead::NONE;
+        }
+        let (page, slot) = span.place(tokens.start, self.cache.page_len());
+        let count = (self.cache.page_len() - slot).min(tokens.len());
+        Ahead::new(self.cache.rows(side, page, kv_head, slot..slot + count))
     }
 
     /// Widens the keys or values of tokens `tokens` into a block that starts at token `base`.
@@ -414,7 +429,7 @@ mod tests {
     use skep_quant::Serial;
 
     use super::*;
-    use crate::cpu::Scalar;
+    use crate::cpu::for_each_isa;
     use crate::{KvType, Norms, Position, Projections, Queries, reference};
 
     /// Claims workers, so that jobs are split, and runs them backwards.
@@ -431,9 +446,12 @@ mod tests {
         }
     }
 
-    /// The path of processors without SIMD kernels.
     #[test]
-    fn scalar_kernels_give_the_reference_and_do_not_depend_on_the_cut() {
+    fn every_instruction_set_gives_the_reference_and_does_not_depend_on_the_cut() {
+        for_each_isa!(isa => { check_cuts(isa) });
+    }
+
+    fn check_cuts(isa: impl Isa) {
         let heads = Heads::new(6, 2, 20, 9, 0.4).unwrap();
         let n = 600;
         let wave =
@@ -461,7 +479,7 @@ mod tests {
             reference::attend(&heads, &q, None, &whole, &cache, mask, &mut expected).unwrap();
             let mut scratch = Scratch::new();
             let mut all = vec![0.0; n * 54];
-            attend_with(Scalar, &Serial, &heads, &q, None, &whole, &cache, mask, &mut scratch, &mut all)
+            attend_with(isa, &Serial, &heads, &q, None, &whole, &cache, mask, &mut scratch, &mut all)
                 .unwrap();
             for (a, b) in all.iter().zip(&expected) {
                 assert!((a - b).abs() < 1e-5, "{a} is not {b}");
@@ -470,7 +488,7 @@ mod tests {
                 let spans = [Span { tokens: 0..len, pages: &pages, start }];
                 let (q, mut out) = (&q[start * 120..][..len * 120], vec![0.0; len * 54]);
                 let par = Backwards(8);
-                attend_with(Scalar, &par, &heads, q, None, &spans, &cache, mask, &mut scratch, &mut out)
+                attend_with(isa, &par, &heads, q, None, &spans, &cache, mask, &mut scratch, &mut out)
                     .unwrap();
                 assert_eq!(out, all[start * 54..][..len * 54]);
             }

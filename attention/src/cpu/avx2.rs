@@ -1,7 +1,7 @@
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-use super::{Isa, KEYS, PAD};
+use super::{Ahead, Isa, KEYS, PAD};
 use crate::{cache, math};
 
 /// AVX2 with FMA and F16C; holding one proves that the processor has them.
@@ -33,16 +33,28 @@ impl Isa for Avx2 {
         unsafe { rms_norm(head, weight, eps) }
     }
 
-    fn scores(self, q: &[f32], k: &[f32], dim: usize, keys: Range<usize>, scale: f32, scores: &mut [f32]) {
+    fn scores(
+        self,
+        q: &[f32],
+        k: &[f32],
+        dim: usize,
+        keys: Range<usize>,
+        scale: f32,
+        scores: &mut [f32],
+        ahead: Ahead<'_>,
+    ) {
         assert!(dim > 0 && dim.is_multiple_of(PAD) && k.len() == KEYS * dim && keys.end <= KEYS);
         assert!(q.len().is_multiple_of(dim) && scores.len() == q.len() / dim * KEYS);
         // Four keys at a time; those beyond the range are scratch.
         let keys = keys.start & !3..keys.end.next_multiple_of(4);
+        let mut ahead = ahead.spread(q.len() / dim / 2 * keys.len() / 4);
         let (mut q2, mut scores2) = (q.chunks_exact(2 * dim), scores.chunks_exact_mut(2 * KEYS));
         for (q, scores) in q2.by_ref().zip(scores2.by_ref()) {
             let (q0, q1) = q.split_at(dim);
             let (scores0, scores1) = scores.split_at_mut(KEYS);
             for j in keys.clone().step_by(4) {
+                // SAFETY: as above.
+                unsafe { ahead.step() };
                 // SAFETY: as above.
                 let (s0, s1) = unsafe { dot_2x4(q0, q1, &k[j * dim..][..4 * dim], scale) };
                 scores0[j..j + 4].copy_from_slice(&s0);
@@ -64,16 +76,25 @@ impl Isa for Avx2 {
         unsafe { softmax(scores, seen, max, sum) }
     }
 
-    fn weigh(self, weights: &[f32], v: &[f32], dim: usize, keys: Range<usize>, acc: &mut [f32]) {
+    fn weigh(
+        self,
+        weights: &[f32],
+        v: &[f32],
+        dim: usize,
+        keys: Range<usize>,
+        acc: &mut [f32],
+        ahead: Ahead<'_>,
+    ) {
         assert!(dim > 0 && dim.is_multiple_of(PAD) && v.len() == KEYS * dim && keys.end <= KEYS);
         assert!(acc.len().is_multiple_of(dim) && weights.len() == acc.len() / dim * KEYS);
         let v = &v[keys.start * dim..keys.end.max(keys.start) * dim];
+        let mut ahead = ahead.spread(acc.len() / dim / 2 * (dim / 32));
         let (mut acc2, mut weights2) = (acc.chunks_exact_mut(2 * dim), weights.chunks_exact(2 * KEYS));
         for (acc, weights) in acc2.by_ref().zip(weights2.by_ref()) {
             let (acc0, acc1) = acc.split_at_mut(dim);
             let (w0, w1) = weights.split_at(KEYS);
             // SAFETY: as above.
-            unsafe { weigh_2(&w0[keys.clone()], &w1[keys.clone()], v, acc0, acc1) }
+            unsafe { weigh_2(&w0[keys.clone()], &w1[keys.clone()], v, acc0, acc1, &mut ahead) }
         }
         let (acc, weights) = (acc2.into_remainder(), weights2.remainder());
         if !acc.is_empty() {
@@ -133,13 +154,13 @@ fn sum_lanes(x: __m256) -> f32 {
 
 /// Sums of the lanes of four vectors, each in the order of [`sum_lanes`].
 #[target_feature(enable = "avx2,fma,f16c")]
-fn sum_lanes_4(x: [__m256; 4]) -> __m128 {
+pub(super) fn sum_lanes_4(x: [__m256; 4]) -> __m128 {
     let quads = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps::<1>(quads))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn to_array(x: __m128) -> [f32; 4] {
+pub(super) fn to_array(x: __m128) -> [f32; 4] {
     let mut out = [0.0; 4];
     // SAFETY: writes four floats into an array of four.
     unsafe { _mm_storeu_ps(out.as_mut_ptr(), x) };
@@ -309,12 +330,13 @@ fn softmax(scores: &mut [f32; KEYS], seen: Range<usize>, max: &mut f32, sum: &mu
 
 /// `acc += Σ_j w[j] · v[j]` for two queries at once.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn weigh_2(w0: &[f32], w1: &[f32], v: &[f32], acc0: &mut [f32], acc1: &mut [f32]) {
+fn weigh_2(w0: &[f32], w1: &[f32], v: &[f32], acc0: &mut [f32], acc1: &mut [f32], ahead: &mut Ahead<'_>) {
     let dim = acc0.len();
     assert!(acc1.len() == dim && w0.len() == w1.len() && v.len() == w0.len() * dim);
     let (wide0, narrow0) = acc0.as_chunks_mut::<32>();
     let (wide1, narrow1) = acc1.as_chunks_mut::<32>();
     for (i, (acc0, acc1)) in wide0.iter_mut().zip(wide1).enumerate() {
+        ahead.step();
         let (acc0, acc1) = (acc0.as_chunks_mut::<8>().0, acc1.as_chunks_mut::<8>().0);
         let mut sums0 = [load(&acc0[0]), load(&acc0[1]), load(&acc0[2]), load(&acc0[3])];
         let mut sums1 = [load(&acc1[0]), load(&acc1[1]), load(&acc1[2]), load(&acc1[3])];

@@ -2,7 +2,7 @@ use core::ops::Range;
 
 use half::f16;
 
-use super::{Isa, KEYS};
+use super::{Ahead, Isa, KEYS};
 use crate::{cache, math, reference};
 
 /// Plain Rust, for processors without one of the instruction sets.
@@ -22,7 +22,16 @@ impl Isa for Scalar {
         reference::rms_norm(head, weight, eps);
     }
 
-    fn scores(self, q: &[f32], k: &[f32], dim: usize, keys: Range<usize>, scale: f32, scores: &mut [f32]) {
+    fn scores(
+        self,
+        q: &[f32],
+        k: &[f32],
+        dim: usize,
+        keys: Range<usize>,
+        scale: f32,
+        scores: &mut [f32],
+        _ahead: Ahead<'_>,
+    ) {
         for (q, scores) in q.chunks_exact(dim).zip(scores.chunks_exact_mut(KEYS)) {
             for j in keys.clone() {
                 let k = &k[j * dim..][..dim];
@@ -50,7 +59,15 @@ impl Isa for Scalar {
         factor
     }
 
-    fn weigh(self, weights: &[f32], v: &[f32], dim: usize, keys: Range<usize>, acc: &mut [f32]) {
+    fn weigh(
+        self,
+        weights: &[f32],
+        v: &[f32],
+        dim: usize,
+        keys: Range<usize>,
+        acc: &mut [f32],
+        _ahead: Ahead<'_>,
+    ) {
         for (weights, acc) in weights.chunks_exact(KEYS).zip(acc.chunks_exact_mut(dim)) {
             for j in keys.clone() {
                 let (weight, v) = (weights[j], &v[j * dim..][..dim]);

@@ -8,21 +8,6 @@ use half::f16;
 use super::*;
 use crate::{cache, reference};
 
-/// Runs a check for every instruction set that this processor has.
-macro_rules! for_each_isa {
-    ($isa:ident => $check:block) => {{
-        {
-            let $isa = Scalar;
-            $check
-        }
-        #[cfg(target_arch = "x86_64")]
-        match Avx2::detect() {
-            Some($isa) => $check,
-            None => std::eprintln!("skipped: no AVX2, FMA and F16C here"),
-        }
-    }};
-}
-
 /// Floats in `-scale..scale` from a multiplicative generator.
 fn floats(seed: u64, len: usize, scale: f32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -118,7 +103,7 @@ fn scores_are_dot_products_and_do_not_depend_on_company() {
             let k = floats(3, KEYS * dim, 2.0);
             let q = floats(4, 5 * dim, 2.0);
             let mut all = vec![0.0; 5 * KEYS];
-            isa.scores(&q, &k, dim, 0..KEYS, 0.3, &mut all);
+            isa.scores(&q, &k, dim, 0..KEYS, 0.3, &mut all, Ahead::NONE);
             for (i, j) in (0..5).flat_map(|i| (0..KEYS).map(move |j| (i, j))) {
                 let (q, k) = (&q[i * dim..][..dim], &k[j * dim..][..dim]);
                 let products = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b));
@@ -128,7 +113,7 @@ fn scores_are_dot_products_and_do_not_depend_on_company() {
             for n in 1..=5 {
                 for keys in [0..1, 3..9, 31..32, 5..32] {
                     let mut some = vec![f32::NAN; n * KEYS];
-                    isa.scores(&q[..n * dim], &k, dim, keys.clone(), 0.3, &mut some);
+                    isa.scores(&q[..n * dim], &k, dim, keys.clone(), 0.3, &mut some, Ahead::new(Values::F32(&k)));
                     for (i, j) in (0..n).flat_map(|i| keys.clone().map(move |j| (i, j))) {
                         assert_eq!(some[i * KEYS + j].to_bits(), all[i * KEYS + j].to_bits());
                     }
@@ -211,7 +196,7 @@ fn weighed_sums_do_not_touch_other_keys_or_depend_on_company() {
                 let weights = floats(6, 5 * KEYS, 1.0);
                 let start = floats(7, 5 * dim, 1.0);
                 let mut all = start.clone();
-                isa.weigh(&weights, &v, dim, keys.clone(), &mut all);
+                isa.weigh(&weights, &v, dim, keys.clone(), &mut all, Ahead::NONE);
                 for (i, d) in (0..5).flat_map(|i| (0..dim).map(move |d| (i, d))) {
                     let terms =
                         keys.clone().map(|j| f64::from(weights[i * KEYS + j]) * f64::from(v[j * dim + d]));
@@ -220,7 +205,7 @@ fn weighed_sums_do_not_touch_other_keys_or_depend_on_company() {
                 }
                 for n in 1..5 {
                     let mut some = start[..n * dim].to_vec();
-                    isa.weigh(&weights[..n * KEYS], &v, dim, keys.clone(), &mut some);
+                    isa.weigh(&weights[..n * KEYS], &v, dim, keys.clone(), &mut some, Ahead::new(Values::F32(&v)));
                     assert!(some.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits()));
                 }
             }
