@@ -1,10 +1,8 @@
 //! What commands that run a model share: its options, its loading, its sampling.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -176,7 +174,7 @@ impl SamplingArgs {
         sampling.top_p = self.top_p.unwrap_or(sampling.top_p);
         sampling.min_p = self.min_p.unwrap_or(sampling.min_p);
         sampling.repetition_penalty = self.repeat_penalty.unwrap_or(sampling.repetition_penalty);
-        sampling.seed = self.seed.unwrap_or_else(|| RandomState::new().hash_one(SystemTime::now()));
+        sampling.seed = self.seed;
         sampling.validate().map_err(|error| Failure::usage(error.to_string()))?;
         Ok(sampling)
     }

@@ -148,7 +148,8 @@ impl Served {
 
     fn open(&self, headers: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
+        let head =
+            format!("POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);
         write!(stream, "{head}{headers}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
         stream
     }
@@ -183,8 +184,10 @@ impl Drop for Served {
     }
 }
 
-const QUESTION: &str = r#"{"messages": [{"role": "user", "content": "What is 3 times 6?"}], "temperature": 0}"#;
-const ENDLESS: &str = r#"{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "ignore_eos": true}"#;
+const QUESTION: &str =
+    r#"{"messages": [{"role": "user", "content": "What is 3 times 6?"}], "temperature": 0}"#;
+const ENDLESS: &str =
+    r#"{"messages": [{"role": "user", "content": "Hi"}], "stream": true, "ignore_eos": true}"#;
 
 #[cfg(unix)]
 #[test]

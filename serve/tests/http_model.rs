@@ -93,7 +93,8 @@ impl Said {
 
     /// Puts a stream together as clients do.
     fn streamed(reply: &Reply) -> Self {
-        let mut said = Self { content: String::new(), reasoning: None, calls: Vec::new(), finish: String::new() };
+        let mut said =
+            Self { content: String::new(), reasoning: None, calls: Vec::new(), finish: String::new() };
         let mut arguments: Vec<String> = Vec::new();
         for chunk in reply.chunks() {
             let Some(choice) = chunk["choices"].get(0) else { continue };
@@ -180,7 +181,8 @@ fn a_tool_conversation_goes_on() {
     let id = message["tool_calls"][0]["id"].clone();
     messages.push(message);
     messages.push(json!({"role": "tool", "tool_call_id": id, "content": "584"}));
-    let body = json!({"messages": messages, "tools": case["tools"], "temperature": 0, "enable_thinking": false});
+    let body =
+        json!({"messages": messages, "tools": case["tools"], "temperature": 0, "enable_thinking": false});
     let reply = HOST.chat(&body.to_string());
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert!(text(&reply.json()["choices"][0]["message"]["content"]).contains("584"), "{}", reply.body);
@@ -236,7 +238,8 @@ fn messages_of_all_shapes() {
         let last = messages.as_array().unwrap().len() - 1;
         assert_eq!(reply.error()["param"], format!("messages[{last}]"));
     }
-    let reply = HOST.chat(&json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).to_string());
+    let reply =
+        HOST.chat(&json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).to_string());
     assert_eq!(reply.status, 200, "one bad request does not spoil the next");
 }
 
@@ -293,7 +296,8 @@ fn completions_of_text() {
 #[test]
 fn seeds_make_answers_repeatable() {
     let ask = |seed: Value| {
-        let body = json!({"prompt": "Once", "max_tokens": 20, "seed": seed, "temperature": 2, "ignore_eos": true});
+        let body =
+            json!({"prompt": "Once", "max_tokens": 20, "seed": seed, "temperature": 2, "ignore_eos": true});
         text(&HOST.post("/v1/completions", &body.to_string()).json()["choices"][0]["text"])
     };
     assert_eq!(ask(json!(5)), ask(json!(5)));

@@ -4,7 +4,6 @@ use skep_engine::{Prompt, Request, Sampling, ToolChoice, chat};
 use super::error::ApiError;
 use super::fields::{Fields, Interval, mismatch, whole};
 use super::model::Card;
-use super::wire::random;
 
 /// How many stop strings a request may have, and how long each may be.
 const STOP_COUNT: usize = 16;
@@ -278,7 +277,7 @@ fn sampling(fields: &mut Fields, card: &Card, mut sampling: Sampling) -> Result<
     set(&mut sampling.presence_penalty, fields.number("presence_penalty", Interval::Closed(-2.0, 2.0))?);
     set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", Interval::Closed(-2.0, 2.0))?);
     set(&mut sampling.logit_bias, fields.object("logit_bias")?.map(|map| logit_bias(map, card)).transpose()?);
-    sampling.seed = fields.seed("seed")?.unwrap_or_else(random);
+    sampling.seed = fields.seed("seed")?;
     sampling.validate()?;
     Ok(sampling)
 }

@@ -100,7 +100,7 @@ fn unique() -> String {
 }
 
 /// A number nobody can foresee well enough to meet it by chance; not for secrets.
-pub(super) fn random() -> u64 {
+fn random() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // The keys of the hasher are random once per thread, and the count and the time differ from call to call.
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
