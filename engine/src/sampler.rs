@@ -137,7 +137,7 @@ pub struct Sampler {
     random: Xoshiro256,
     /// Tokens of the window, sorted, to count them.
     window: Vec<u32>,
-    /// Tokens still in the running, with their logit or probability.
+    /// Tokens still in the running, with their logits and then their weights.
     candidates: Vec<(u32, f32)>,
 }
 
@@ -174,23 +174,21 @@ impl Sampler {
         if temperature == 0.0 || top_k == 1 {
             return Ok(best);
         }
-        let top = logits[best as usize];
-        // Probabilities are relative to the best token, which has one.
-        let weight = |logit: f32| ((logit - top) / temperature).exp();
-        let floor = if min_p > 0.0 { min_p } else { f32::MIN_POSITIVE };
-        self.candidates.clear();
-        for (token, &logit) in logits.iter().enumerate() {
-            let weight = weight(logit);
-            if weight >= floor {
-                self.candidates.push((token as u32, weight));
+        match top_k as usize {
+            k if k > 0 && k < logits.len() => keep_best(logits, k, &mut self.candidates),
+            _ => {
+                self.candidates.clear();
+                self.candidates.extend((0..).zip(logits.iter().copied()));
             }
         }
+        let top = logits[best as usize];
+        let floor = if min_p > 0.0 { min_p } else { f32::MIN_POSITIVE };
+        // Probabilities are relative to the best token, which has one.
+        self.candidates.retain_mut(|(_, value)| {
+            *value = ((*value - top) / temperature).exp();
+            *value >= floor
+        });
         let mut kept = &mut self.candidates[..];
-        let top_k = top_k as usize;
-        if top_k > 0 && top_k < kept.len() {
-            kept.select_nth_unstable_by(top_k - 1, better);
-            kept = &mut kept[..top_k];
-        }
         if top_p < 1.0 {
             let count = nucleus(kept, top_p);
             kept = &mut kept[..count];
@@ -254,7 +252,29 @@ fn best(logits: &[f32]) -> Result<u32> {
     }
 }
 
-/// The better candidate first: the greater weight, then the lower id.
+/// Collects the `k` best tokens with their logits, in no order.
+fn keep_best(logits: &[f32], k: usize, candidates: &mut Vec<(u32, f32)>) {
+    let capacity = (4 * k).max(256);
+    let mut least = f32::NEG_INFINITY;
+    candidates.clear();
+    for (token, &logit) in logits.iter().enumerate() {
+        // An equal logit later in the row has the higher id, so it is worse than those found before.
+        if logit > least {
+            candidates.push((token as u32, logit));
+            if candidates.len() == capacity {
+                candidates.select_nth_unstable_by(k - 1, better);
+                candidates.truncate(k);
+                least = candidates[k - 1].1;
+            }
+        }
+    }
+    if candidates.len() > k {
+        candidates.select_nth_unstable_by(k - 1, better);
+        candidates.truncate(k);
+    }
+}
+
+/// The better candidate first: the greater value, then the lower id.
 fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

@@ -1,6 +1,7 @@
 //! Laws of sampling.
 
 use proptest::prelude::*;
+use skep_engine::ErrorKind;
 use skep_engine::sampler::{Sampler, Sampling};
 
 fn sampling(change: impl FnOnce(&mut Sampling)) -> Sampling {
@@ -109,6 +110,23 @@ fn masked_tokens_never_come() {
     let counts = counts(&sampling(|s| s.temperature = 2.0), &logits, 500);
     assert_eq!(counts[17] + counts[18], 500);
     assert!(counts[18] > 100);
+}
+
+#[test]
+fn a_file_recommends_settings() {
+    let read = |temperature: f32, top_k: u32| {
+        let mut writer = skep_gguf::Writer::new();
+        writer.set("general.sampling.temp", temperature).unwrap();
+        writer.set("general.sampling.top_k", top_k).unwrap();
+        let mut file = Vec::new();
+        writer.write(&mut file, |_, _| Ok(())).unwrap();
+        Sampling::from_gguf(&skep_gguf::Gguf::parse(&file).unwrap())
+    };
+    let sampling = read(0.7, 20).unwrap();
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.7, 20, 1.0));
+    let error = read(9.0, 20).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Model);
+    assert_eq!(error.to_string(), "general.sampling: temperature is 9, but must be from 0 to 2");
 }
 
 /// A vocabulary of true size, with many equal logits as from coarse weights.

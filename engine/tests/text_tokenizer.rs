@@ -249,6 +249,22 @@ fn inconsistent_vocabularies_are_refused() {
 }
 
 #[test]
+fn files_without_the_keys_are_refused() {
+    let error = |writer: &skep_gguf::Writer| {
+        let mut file = Vec::new();
+        writer.write(&mut file, |_, _| Ok(())).unwrap();
+        let error = Tokenizer::from_gguf(&skep_gguf::Gguf::parse(&file).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Tokenizer);
+        error.to_string()
+    };
+    let mut writer = skep_gguf::Writer::new();
+    assert!(error(&writer).contains("tokenizer.ggml.model"));
+    writer.set("tokenizer.ggml.model", "gpt2").unwrap();
+    writer.set("tokenizer.ggml.tokens", [1u8, 2]).unwrap();
+    assert!(error(&writer).contains("tokenizer.ggml.tokens"));
+}
+
+#[test]
 fn long_runs_of_whitespace_are_an_error_at_worst() {
     let tokenizer = tokenizer(&tiny());
     assert!(tokenizer.encode(&" ".repeat(300_000), Specials::AsText).is_ok());
