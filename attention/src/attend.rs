@@ -59,7 +59,7 @@ pub(crate) struct Merge {
 /// * `spans`: cover rows `0..n_tokens` in order; page tables must hold every token that a row sees;
 /// * `out`: `[n_tokens, q_heads, v_dim]`.
 ///
-/// A row whose scores are not finite becomes NaN; other rows are not affected.
+/// Numbers that are not finite reach the rows that see them and no others.
 ///
 /// # Errors
 /// When spans do not cover the batch, a page table is too short or names a page the cache does not have, or the window is zero. Nothing
