@@ -5,48 +5,72 @@ use core::arch::x86_64::*;
 use super::{load_f32, store_f32};
 use crate::Type;
 use crate::blocks::bf16_to_f32;
-use crate::cpu::scalar::{LANES, reduce};
+use crate::cpu::scalar::LANES;
 use crate::decode::decode_blocks;
 use crate::matmul::Tile;
 
-/// Tokens per pass over a row: their partial sums lie on the stack.
-const TOKENS: usize = 12;
+/// Rows and tokens worked on at once: their partial sums, and a chunk of each token, stay in the first-level cache.
+const ROWS: usize = 8;
+const TOKENS: usize = 9;
 /// Elements decoded at a time.
-const CHUNK: usize = 256;
+const CHUNK: usize = 512;
+
+/// A chunk of each token, side by side: in the batch rows often lie a power of two apart, in the same few cache
+/// sets.
+#[repr(align(64))]
+struct Chunks([[f32; CHUNK]; TOKENS]);
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn exact(tile: &mut Tile<'_>) {
-    let (ty, n_tokens) = (tile.w.ty(), tile.out.tokens());
+    let (ty, n_rows, n_tokens) = (tile.w.ty(), tile.w.rows(), tile.out.tokens());
     let chunk_bytes = CHUNK / ty.block_len() * ty.block_bytes();
     let mut decoded = [0.0; CHUNK];
-    for row in 0..tile.w.rows() {
-        for first in (0..n_tokens).step_by(TOKENS) {
-            let n = TOKENS.min(n_tokens - first);
-            let mut x: [&[f32]; TOKENS] = [&[]; TOKENS];
-            for (i, x) in x[..n].iter_mut().enumerate() {
-                *x = tile.acts.f32_row(tile.tokens.get(first + i));
-            }
-            let mut lanes = [[0.0; LANES]; TOKENS];
-            for (c, bytes) in tile.w.row(row).chunks(chunk_bytes).enumerate() {
-                let from = c * CHUNK;
+    let mut x = Chunks([[0.0; CHUNK]; TOKENS]);
+    for first in (0..n_tokens).step_by(TOKENS) {
+        let n = TOKENS.min(n_tokens - first);
+        for row in (0..n_rows).step_by(ROWS) {
+            let rows = row..(row + ROWS).min(n_rows);
+            let mut lanes = [[[0.0; LANES]; TOKENS]; ROWS];
+            for from in (0..tile.w.cols()).step_by(CHUNK) {
                 let len = CHUNK.min(tile.w.cols() - from);
-                let w = floats(ty, bytes, &mut decoded[..len]);
-                for (x, lanes) in x[..n].chunks(3).zip(lanes.chunks_mut(3)) {
-                    match x {
-                        [a] => step(w, [&a[from..][..len]], lanes),
-                        [a, b] => step(w, [&a[from..][..len], &b[from..][..len]], lanes),
-                        [a, b, c, ..] => {
-                            step(w, [&a[from..][..len], &b[from..][..len], &c[from..][..len]], lanes);
+                for (i, x) in x.0[..n].iter_mut().enumerate() {
+                    let row = tile.acts.f32_row(tile.tokens.get(first + i));
+                    x[..len].copy_from_slice(&row[from..][..len]);
+                }
+                for (row, lanes) in rows.clone().zip(&mut lanes) {
+                    let bytes = &tile.w.row(row)[from / CHUNK * chunk_bytes..];
+                    let bytes = &bytes[..chunk_bytes.min(bytes.len())];
+                    let w = floats(ty, bytes, &mut decoded[..len]);
+                    for (x, lanes) in x.0[..n].chunks(3).zip(lanes.chunks_mut(3)) {
+                        match x {
+                            [a] => step(w, [a], lanes),
+                            [a, b] => step(w, [a, b], lanes),
+                            [a, b, c, ..] => step(w, [a, b, c], lanes),
+                            [] => {}
                         }
-                        [] => {}
                     }
                 }
             }
-            for (i, lanes) in lanes[..n].iter().enumerate() {
-                tile.out.put(first + i, row, &[reduce(*lanes)]);
+            for (row, lanes) in rows.zip(&lanes) {
+                for (i, lanes) in lanes[..n].iter().enumerate() {
+                    tile.out.put(first + i, row, &[reduce(lanes)]);
+                }
             }
         }
     }
+}
+
+/// See [`scalar::reduce`](crate::cpu::scalar::reduce).
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn reduce(lanes: &[f32; LANES]) -> f32 {
+    let v = lanes.as_chunks::<8>().0;
+    let (a, b) =
+        (_mm256_add_ps(load_f32(&v[0]), load_f32(&v[2])), _mm256_add_ps(load_f32(&v[1]), load_f32(&v[3])));
+    let sum = _mm256_add_ps(a, b);
+    let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+    let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
 }
 
 /// The weights in `bytes`, decoded into `space` unless they are f32 already.
@@ -81,7 +105,7 @@ fn floats<'a>(ty: Type, bytes: &'a [u8], space: &'a mut [f32]) -> &'a [f32] {
 /// Adds the products of up to [`CHUNK`] weights with `NT` tokens to their partial sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn step<const NT: usize>(w: &[f32], x: [&[f32]; NT], lanes: &mut [[f32; LANES]]) {
+fn step<const NT: usize>(w: &[f32], x: [&[f32; CHUNK]; NT], lanes: &mut [[f32; LANES]]) {
     let mut sums = [[_mm256_setzero_ps(); 4]; NT];
     for t in 0..NT {
         for (k, lanes) in lanes[t].as_chunks::<8>().0.iter().enumerate() {

@@ -2,8 +2,9 @@
 
 use core::arch::x86_64::*;
 
+use super::dense::reduce;
 use super::{load_f32, store_f32};
-use crate::cpu::scalar::{self, LANES, reduce};
+use crate::cpu::scalar::{self, LANES};
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -22,7 +23,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     for (lane, (a, b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
         *lane = a.mul_add(*b, *lane);
     }
-    reduce(lanes)
+    reduce(&lanes)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
