@@ -12,7 +12,8 @@ use crate::reference::{log_decay, sigmoid};
 use crate::shape::{Input, Shape, Weights};
 use crate::state::{Span, assert_spans};
 
-/// Working memory of [`mix`], reused from call to call: once it has seen the largest batch, nothing is allocated.
+/// Working memory of [`mix`], reused from call to call: once it has seen the largest batch, nothing is allocated
+/// (the scalar kernels, for machines and shapes without vector kernels, still do).
 ///
 /// A scratch may serve layers of different shapes, but only layers of one shape keep it from being rebuilt.
 #[derive(Debug, Default)]
