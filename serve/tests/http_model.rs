@@ -17,7 +17,7 @@ const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35m
 static HOST: LazyLock<Host> = LazyLock::new(|| {
     let mut options = LoadOptions::default();
     options.sequences = 2;
-    options.context = Some(2048);
+    options.context = Some(4096);
     let runner = Runner::load(Path::new(MODEL), &options, &mut |_| {}).unwrap();
     let engine = Engine::start(runner, EngineOptions::default()).unwrap();
     let model = Model::loading();
@@ -254,7 +254,7 @@ fn the_context_is_never_exceeded_in_silence() {
         let error = reply.error();
         assert_eq!(error["code"], "context_length_exceeded");
         assert_eq!(error["type"], "invalid_request_error");
-        assert!(error["message"].as_str().unwrap().contains("2048"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("4096"), "{error}");
     }
 }
 
