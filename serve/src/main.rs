@@ -2,10 +2,16 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
+mod doctor;
 mod failure;
+mod inspect;
+mod logits;
 mod model;
+mod npy;
 mod run;
 mod serve;
+mod synth;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -25,8 +31,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::Args),
+    Doctor(doctor::Args),
+    Inspect(inspect::Args),
+    Logits(logits::Args),
     Run(run::Args),
     Serve(serve::Args),
+    Synth(synth::Args),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +50,11 @@ fn main() -> ExitCode {
 fn start() -> Result<(), Failure> {
     let Some(cli) = failure::parse::<Cli>()? else { return Ok(()) };
     match cli.command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Synth(args) => synth::run(&args),
         Command::Run(args) => {
             log("warn")?;
             run::run(args)

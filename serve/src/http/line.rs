@@ -69,7 +69,9 @@ impl Drop for Line {
                 usage.completion_tokens,
                 timings.decode_seconds,
             ),
-            (None, _) if facts.failed => tracing::info!("{method} {path} {status} {seconds:.3} s: failed"),
+            (None, Some(_)) if facts.failed => {
+                tracing::info!("{method} {path} {status} {seconds:.3} s: failed");
+            }
             (None, Some(tokens)) => {
                 tracing::info!(
                     "{method} {path} {status} {seconds:.3} s: {tokens} prompt tokens, client gone"

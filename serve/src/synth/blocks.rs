@@ -1,0 +1,132 @@
+//! Random weights, made directly as quantised blocks: no float rows are quantised, so gigabytes take seconds.
+
+use skep_quant::Type;
+
+/// A small fast generator (xoshiro256++, public domain, by Blackman and Vigna), seeded by SplitMix64.
+#[derive(Debug, Clone)]
+pub(crate) struct Random([u64; 4]);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut state = seed;
+        Self(std::array::from_fn(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        }))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        let [a, b, c, d] = &mut self.0;
+        let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
+        let shifted = *b << 17;
+        *c ^= *a;
+        *d ^= *b;
+        *b ^= *c;
+        *a ^= *d;
+        *c ^= shifted;
+        *d = d.rotate_left(45);
+        result
+    }
+
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+        }
+    }
+
+    /// Uniform in -1..1.
+    pub(crate) fn signed(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+    }
+}
+
+/// Fills `bytes` with blocks of `ty` whose values have about the standard deviation `std` and mean zero.
+///
+/// Types other than those a synthetic model uses are a programmer's error.
+pub(crate) fn fill(ty: Type, std: f32, random: &mut Random, bytes: &mut [u8]) {
+    match ty {
+        Type::F32 => {
+            for value in bytes.chunks_exact_mut(4) {
+                value.copy_from_slice(&(random.signed() * 3.0_f32.sqrt() * std).to_le_bytes());
+            }
+        }
+        Type::Q4_K => {
+            // Value = d * sc * q - dmin * m with sc, m in 0..64 and q in 0..16, all uniform: centred by dmin = 7.5 d.
+            let (d, dmin) = (f16(std / Q4_K_STD), f16(7.5 * std / Q4_K_STD));
+            random.fill(bytes);
+            for block in bytes.chunks_exact_mut(144) {
+                block[..2].copy_from_slice(&d);
+                block[2..4].copy_from_slice(&dmin);
+            }
+        }
+        Type::Q6_K => {
+            // Value = d * sc * (q - 32) with sc in -128..128 and q in 0..64, all uniform.
+            let d = f16(std / Q6_K_STD);
+            random.fill(bytes);
+            for block in bytes.chunks_exact_mut(210) {
+                block[208..].copy_from_slice(&d);
+            }
+        }
+        other => unreachable!("no synthetic weights of type {}", other.name()),
+    }
+}
+
+/// Zeroes rows of `bytes`, each of `row_bytes`: every supported type decodes all-zero blocks to zeros.
+pub(crate) fn zero_row(bytes: &mut [u8], row_bytes: usize, row: usize) {
+    bytes[row * row_bytes..(row + 1) * row_bytes].fill(0);
+}
+
+/// Makes the first value of a Q4_K row about `value`, leaving the others of its block a little off their distribution.
+pub(crate) fn set_first_q4_k(row: &mut [u8], value: f32) {
+    const SCALE: u8 = 63;
+    const QUANT: u8 = 15;
+    let d = half::f16::from_le_bytes([row[0], row[1]]).to_f32();
+    // The first group's scale and minimum are the low six bits of bytes 4 and 8: full scale, no minimum.
+    row[4] = (row[4] & 0xc0) | SCALE;
+    row[8] &= 0xc0;
+    // The largest value that this block's d reaches, or the nearest quant below.
+    let quant = (value / (d * f32::from(SCALE))).round().clamp(0.0, f32::from(QUANT)) as u8;
+    row[16] = (row[16] & 0xf0) | quant;
+}
+
+/// Standard deviation of Q4_K values with d = 1, dmin = 7.5 and uniform bits.
+const Q4_K_STD: f32 = 257.0;
+/// Standard deviation of Q6_K values with d = 1 and uniform bits.
+const Q6_K_STD: f32 = 1365.0;
+
+fn f16(value: f32) -> [u8; 2] {
+    half::f16::from_f32(value).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_the_deviation_asked_for() {
+        for ty in [Type::F32, Type::Q4_K, Type::Q6_K] {
+            let cols = 256 * 256;
+            let mut bytes = vec![0; ty.row_bytes(cols).unwrap()];
+            fill(ty, 0.02, &mut Random::new(7), &mut bytes);
+            let mut values = vec![0.0; cols];
+            skep_quant::decode(ty, &bytes, &mut values).unwrap();
+            let mean = values.iter().sum::<f32>() / cols as f32;
+            let std = (values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / cols as f32).sqrt();
+            assert!((0.019..0.021).contains(&std), "{}: deviation {std}", ty.name());
+            assert!(mean.abs() < 0.001, "{}: mean {mean}", ty.name());
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_bytes() {
+        let make = |seed| {
+            let mut bytes = vec![0; 144 * 9];
+            fill(Type::Q4_K, 0.02, &mut Random::new(seed), &mut bytes);
+            bytes
+        };
+        assert_eq!(make(1), make(1));
+        assert_ne!(make(1), make(2));
+    }
+}
