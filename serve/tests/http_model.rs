@@ -2,10 +2,14 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use common::{Host, Reply};
+use common::{Host, Reply, head};
 use serde_json::{Value, json};
 use skep_engine::{Engine, EngineOptions, LoadOptions, Runner};
 use skep_serve::{Backend, Model};
@@ -13,17 +17,21 @@ use skep_serve::{Backend, Model};
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe-Q4_K_M.gguf");
 const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe.cases.json");
 
-/// One server for all tests of this file.
-static HOST: LazyLock<Host> = LazyLock::new(|| {
+/// The server of all tests that do not fill it up.
+static HOST: LazyLock<Host> = LazyLock::new(|| start(2, 64));
+
+fn start(sequences: usize, queue: usize) -> Host {
     let mut options = LoadOptions::default();
-    options.sequences = 2;
+    options.sequences = sequences;
     options.context = Some(4096);
     let runner = Runner::load(Path::new(MODEL), &options, &mut |_| {}).unwrap();
-    let engine = Engine::start(runner, EngineOptions::default()).unwrap();
+    let mut options = EngineOptions::default();
+    options.queue = queue;
+    let engine = Engine::start(runner, options).unwrap();
     let model = Model::loading();
     model.ready(Arc::new(engine) as Arc<dyn Backend>);
     Host::start(model, |_| {})
-});
+}
 
 fn cases() -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(CASES).unwrap()).unwrap()
@@ -303,4 +311,62 @@ fn seeds_make_answers_repeatable() {
     assert_eq!(ask(json!(5)), ask(json!(5)));
     assert_ne!(ask(json!(5)), ask(json!(6)));
     assert_ne!(ask(Value::Null), ask(Value::Null));
+}
+
+/// Opens a stream that goes on until the context is full, which takes a while.
+fn endless(host: &Host) -> TcpStream {
+    let body = json!({"prompt": "Once", "ignore_eos": true, "stream": true}).to_string();
+    let mut stream = host.connect();
+    stream.write_all(head("POST", "/v1/completions", &[], &body).as_bytes()).unwrap();
+    stream
+}
+
+fn status(stream: &mut TcpStream) -> String {
+    let mut line = [0; 12];
+    stream.read_exact(&mut line).unwrap();
+    String::from_utf8(line.to_vec()).unwrap()
+}
+
+#[test]
+fn clients_that_leave_make_room_at_once() {
+    let host = start(1, 8);
+    let mut running = endless(&host);
+    assert_eq!(status(&mut running), "HTTP/1.1 200");
+    let waiting: Vec<_> = (0..4).map(|_| endless(&host)).collect();
+    thread::sleep(Duration::from_millis(100));
+    drop(waiting);
+    drop(running);
+    let start = Instant::now();
+    let reply = host.post("/v1/completions", r#"{"prompt": "Once", "max_tokens": 1}"#);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let one = start.elapsed();
+    assert!(one < Duration::from_secs(10), "the answer waited {one:?} for answers to nobody");
+}
+
+#[test]
+fn clients_that_leave_during_the_prefill_make_room() {
+    let host = start(1, 8);
+    let words = vec!["horse"; 3500].join(" ");
+    let body = json!({"prompt": words, "max_tokens": 500, "ignore_eos": true}).to_string();
+    let mut stream = host.connect();
+    stream.write_all(head("POST", "/v1/completions", &[], &body).as_bytes()).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    drop(stream);
+    let reply = host.post("/v1/completions", r#"{"prompt": "Once", "max_tokens": 1}"#);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+}
+
+#[test]
+fn a_full_queue_says_so() {
+    let host = start(1, 1);
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(endless(&host));
+        thread::sleep(Duration::from_millis(100));
+    }
+    let last = host.post("/v1/completions", r#"{"prompt": "Once", "max_tokens": 1}"#);
+    assert_eq!((last.status, last.header("retry-after")), (503, Some("1")));
+    assert_eq!(last.error()["code"], "busy");
+    let taken = streams.iter_mut().map(status).filter(|line| line == "HTTP/1.1 200").count();
+    assert!((1..=3).contains(&taken), "{taken}");
 }
