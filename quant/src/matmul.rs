@@ -20,7 +20,6 @@ pub enum Precision {
 
 /// One product of [`matmul`].
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs)]
 pub struct Product<'a> {
     /// The weights, `[rows, cols]`.
     pub weight: Matrix<'a>,
@@ -97,7 +96,6 @@ const CHUNK_TOKENS: usize = 64;
 struct Cut {
     first_chunk: usize,
     row_step: usize,
-    row_chunks: usize,
 }
 
 impl Kernels {
@@ -137,9 +135,8 @@ impl Kernels {
                 check(&w, acts, precision);
                 let fit = (CHUNK_BYTES / w.row_bytes().max(1)).min(w.rows().div_ceil(4 * par.workers()));
                 let row_step = fit.next_multiple_of(ROW_STEP).clamp(ROW_STEP, 256);
-                let row_chunks = w.rows().div_ceil(row_step);
-                let cut = Cut { first_chunk: n_chunks, row_step, row_chunks };
-                n_chunks += row_chunks * token_chunks;
+                let cut = Cut { first_chunk: n_chunks, row_step };
+                n_chunks += w.rows().div_ceil(row_step) * token_chunks;
                 (cut, w, Out::new(product.out, n_tokens, w.rows()))
             })
             .collect();
@@ -147,7 +144,8 @@ impl Kernels {
             let at = parts.partition_point(|(cut, ..)| cut.first_chunk <= chunk) - 1;
             let (cut, w, out) = &parts[at];
             let chunk = chunk - cut.first_chunk;
-            let (row_chunk, token_chunk) = (chunk % cut.row_chunks, chunk / cut.row_chunks);
+            // Tokens first: weights too large for the caches come from memory once, not once per token chunk.
+            let (row_chunk, token_chunk) = (chunk / token_chunks, chunk % token_chunks);
             let start = row_chunk * cut.row_step;
             let rows = start..(start + cut.row_step).min(w.rows());
             let start = token_chunk * CHUNK_TOKENS;

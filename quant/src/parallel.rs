@@ -17,7 +17,6 @@ pub unsafe trait Parallel: Sync {
 
 /// Runs every chunk on the calling thread, in order.
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::exhaustive_structs)]
 pub struct Serial;
 
 // SAFETY: a plain loop calls each index once and finishes before returning.

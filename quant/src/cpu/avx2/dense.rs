@@ -26,11 +26,14 @@ pub(crate) fn exact(tile: &mut Tile<'_>) {
     let chunk_bytes = CHUNK / ty.block_len() * ty.block_bytes();
     let mut decoded = [0.0; CHUNK];
     let mut x = Chunks([[0.0; CHUNK]; TOKENS]);
+    let mut lanes = [[[0.0; LANES]; TOKENS]; ROWS];
     for first in (0..n_tokens).step_by(TOKENS) {
         let n = TOKENS.min(n_tokens - first);
         for row in (0..n_rows).step_by(ROWS) {
             let rows = row..(row + ROWS).min(n_rows);
-            let mut lanes = [[[0.0; LANES]; TOKENS]; ROWS];
+            for lanes in &mut lanes {
+                lanes[..n].fill([0.0; LANES]);
+            }
             for from in (0..tile.w.cols()).step_by(CHUNK) {
                 let len = CHUNK.min(tile.w.cols() - from);
                 for (i, x) in x.0[..n].iter_mut().enumerate() {
