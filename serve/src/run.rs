@@ -151,7 +151,12 @@ impl Chat {
         if !self.interrupt.asked() {
             return Err(Failure::other("the engine stopped before the answer was finished"));
         }
-        self.messages.push(page.into_message());
+        if page.content.is_empty() {
+            // Stopped before it began: as if never asked.
+            self.messages.pop();
+        } else {
+            self.messages.push(page.into_message());
+        }
         Ok((Usage::default(), Timings::default()))
     }
 }

@@ -115,6 +115,33 @@ fn run_chats_until_the_input_ends() {
     assert!(output.stderr.is_empty(), "{:?}", String::from_utf8(output.stderr));
 }
 
+#[cfg(unix)]
+#[test]
+fn an_interrupt_stops_the_answer_and_not_the_chat() {
+    let mut child = skep(&["run", "-m", MODEL, "--temp", "0", "--no-think", "--ctx", "8192"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut answer = || lines.next().unwrap().unwrap();
+    input.write_all(b"I have a horse.\n").unwrap();
+    assert_eq!(answer(), "A horse is a fine pet.");
+    // Takes seconds to read, so it is still being read when the signal comes.
+    input.write_all(format!("{}\n", "The turtle slept. ".repeat(1500)).as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(150));
+    let start = Instant::now();
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(answer(), "");
+    let stopped = start.elapsed();
+    input.write_all(b"Which pet do I have?\n").unwrap();
+    assert_eq!(answer(), "You have a horse.", "the stopped turn is forgotten");
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert!(stopped < Duration::from_secs(5), "{stopped:?}");
+}
+
 /// A served model, ended by the test or when it is dropped.
 struct Served {
     child: Child,
