@@ -26,9 +26,9 @@ pub(crate) struct ModelArgs {
     /// Compute with weights decoded to f32: slower, close to the reference
     #[arg(long)]
     pub(crate) exact: bool,
-    /// Type of the keys and values kept for attention
-    #[arg(long, value_enum, value_name = "TYPE", default_value_t = Kv::F16)]
-    pub(crate) kv: Kv,
+    /// Type of the keys and values kept for attention [default: f16, with --exact f32]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) kv: Option<Kv>,
     /// What computes
     #[arg(long, value_enum, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub(crate) device: Device,
@@ -88,8 +88,10 @@ impl ModelArgs {
         options.precision = if self.exact { Precision::Exact } else { Precision::Fast };
         options.context = self.ctx;
         options.kv = match self.kv {
-            Kv::F16 => KvType::F16,
-            Kv::F32 => KvType::F32,
+            Some(Kv::F16) => KvType::F16,
+            Some(Kv::F32) => KvType::F32,
+            None if self.exact => KvType::F32,
+            None => KvType::F16,
         };
         adjust(&mut options);
         let bar = Bar::new("loading", &self.model);
