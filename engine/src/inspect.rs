@@ -44,7 +44,8 @@ pub fn inspect(file: &Gguf<Map>) -> Result<Inspection> {
     let mut claims = Claims::new(file);
     let weights = Weights::claim(&config, &mut claims)?;
     claims.finish()?;
-    let kind = |&recurrent: &bool| if recurrent { LayerKind::GatedDeltaNet } else { LayerKind::FullAttention };
+    let kind =
+        |&recurrent: &bool| if recurrent { LayerKind::GatedDeltaNet } else { LayerKind::FullAttention };
     Ok(Inspection {
         layers: config.recurrent.iter().map(kind).collect(),
         draft_block: config.draft,
@@ -60,6 +61,8 @@ pub fn inspect(file: &Gguf<Map>) -> Result<Inspection> {
 pub(crate) fn supported(architecture: &str) -> Result<()> {
     match architecture {
         "qwen35moe" => Ok(()),
-        other => Err(Error::model(format_args!("architecture {other} is not supported (supported: qwen35moe)"))),
+        other => {
+            Err(Error::model(format_args!("architecture {other} is not supported (supported: qwen35moe)")))
+        }
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Sequence {
 impl Memory {
     /// Memory for `sequences` sequences of up to `context` tokens each.
     pub(crate) fn new(config: &Config, kv: KvType, sequences: usize, context: usize) -> Result<Self> {
-        let device = |error: &dyn std::fmt::Display| Error::new(ErrorKind::Device, format!("kv cache: {error}"));
+        let device =
+            |error: &dyn std::fmt::Display| Error::new(ErrorKind::Device, format!("kv cache: {error}"));
         let pages = sequences * context.div_ceil(PAGE);
         let recurrent = config.recurrent.iter().filter(|&&kind| kind).count();
         let caches = (recurrent..config.layers)
@@ -94,9 +95,11 @@ impl Memory {
 
     /// Makes room for `tokens` more tokens, or changes nothing.
     pub(crate) fn reserve(&mut self, id: SequenceId, tokens: usize) -> Result<()> {
-        let sequence = self.sequences.get_mut(id.0).filter(|sequence| sequence.open).ok_or_else(|| {
-            Error::new(ErrorKind::Request, format!("sequence {} is not open", id.0))
-        })?;
+        let sequence = self
+            .sequences
+            .get_mut(id.0)
+            .filter(|sequence| sequence.open)
+            .ok_or_else(|| Error::new(ErrorKind::Request, format!("sequence {} is not open", id.0)))?;
         let len = sequence.len + tokens;
         if len > self.context {
             return Err(Error::new(
@@ -106,9 +109,10 @@ impl Memory {
         }
         while sequence.pages.len() * PAGE < len {
             // Every sequence has its share of the pool, so the list cannot run dry before the check above fails.
-            let page = self.free_pages.pop().ok_or_else(|| {
-                Error::new(ErrorKind::Device, "no free kv page is left")
-            })?;
+            let page = self
+                .free_pages
+                .pop()
+                .ok_or_else(|| Error::new(ErrorKind::Device, "no free kv page is left"))?;
             sequence.pages.push(page);
         }
         Ok(())

@@ -135,7 +135,9 @@ impl Runner {
         let sampling = Sampling::from_gguf(&file).map_err(in_file)?;
         let name = match file.str("general.name")? {
             Some(name) if !name.is_empty() => name.to_owned(),
-            _ => path.file_stem().map_or_else(|| architecture.clone(), |stem| stem.to_string_lossy().into_owned()),
+            _ => path
+                .file_stem()
+                .map_or_else(|| architecture.clone(), |stem| stem.to_string_lossy().into_owned()),
         };
 
         let sequences = options.sequences.max(1);
@@ -238,8 +240,12 @@ impl Runner {
         for piece in batch.pieces() {
             self.memory.reserve(piece.sequence, piece.tokens.len())?;
         }
-        let model =
-            Model { config: &self.config, weights: &self.weights, store: &self.store, precision: self.precision };
+        let model = Model {
+            config: &self.config,
+            weights: &self.weights,
+            store: &self.store,
+            precision: self.precision,
+        };
         let (memory, scratch) = (&mut self.memory, &mut self.scratch);
         self.pool.enter(|scope| model.forward(&Team(scope), memory, batch, scratch))?;
         Ok(self.scratch.logits())
@@ -263,14 +269,16 @@ impl Runner {
 fn context(config: &Config, options: &LoadOptions, sequences: usize) -> Result<usize> {
     if let Some(context) = options.context {
         if context == 0 || context > config.context {
-            let message = format!("a context of {context} was asked for, but the model allows 1 to {}", config.context);
+            let message =
+                format!("a context of {context} was asked for, but the model allows 1 to {}", config.context);
             return Err(Error::new(ErrorKind::Request, message));
         }
         return Ok(context);
     }
     const FLOOR: usize = 4096;
     let per_token = Memory::kv_bytes_per_token(config, options.kv).max(1) * sequences as u64;
-    let affordable = skep_hal::memory::Memory::detect().available.map_or(u64::MAX, |bytes| bytes / 4 / per_token);
+    let affordable =
+        skep_hal::memory::Memory::detect().available.map_or(u64::MAX, |bytes| bytes / 4 / per_token);
     let context = usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(config.context);
     Ok(context)
 }

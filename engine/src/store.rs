@@ -86,7 +86,10 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
             )));
         }
         let ty = Type::from_id(info.ty().id()).map_err(|_| {
-            Error::model(format_args!("tensor {name} is of type {}, which is not supported", info.ty().name()))
+            Error::model(format_args!(
+                "tensor {name} is of type {}, which is not supported",
+                info.ty().name()
+            ))
         })?;
         self.claim(index, name)?;
         self.used[index] = true;
@@ -111,7 +114,10 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
             )));
         }
         let ty = Type::from_id(info.ty().id()).map_err(|_| {
-            Error::model(format_args!("tensor {name} is of type {}, which is not supported", info.ty().name()))
+            Error::model(format_args!(
+                "tensor {name} is of type {}, which is not supported",
+                info.ty().name()
+            ))
         })?;
         self.claim(index, name)?;
         let mut out = vec![0.0; len];
@@ -246,7 +252,8 @@ impl Store {
         let row = weight.row_bytes();
         let start = (index * weight.tensor_rows + weight.first_row) * row;
         let bytes = &self.bytes(weight.tensor)[start..start + weight.rows * row];
-        Matrix::new(weight.ty, weight.rows, weight.cols, bytes).expect("shapes were checked when the tensor was claimed")
+        Matrix::new(weight.ty, weight.rows, weight.cols, bytes)
+            .expect("shapes were checked when the tensor was claimed")
     }
 
     /// A dense weight.
@@ -256,7 +263,8 @@ impl Store {
 
     /// A stack of experts.
     pub(crate) fn bank(&self, weight: &Weight) -> Result<Bank<'_>> {
-        Bank::new(weight.ty, weight.count, weight.rows, weight.cols, self.bytes(weight.tensor)).map_err(Error::model)
+        Bank::new(weight.ty, weight.count, weight.rows, weight.cols, self.bytes(weight.tensor))
+            .map_err(Error::model)
     }
 
     fn bytes(&self, tensor: usize) -> &[u8] {

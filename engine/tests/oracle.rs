@@ -71,7 +71,9 @@ fn quantised_files_are_as_close_to_their_weights_as_llama_cpp() {
 }
 
 fn near_ties(margins: &Array) -> Vec<bool> {
-    (0..margins.cols).map(|at| (0..margins.rows).any(|layer| margins.row(layer)[at] < ROUTER_MARGIN)).collect()
+    (0..margins.cols)
+        .map(|at| (0..margins.rows).any(|layer| margins.row(layer)[at] < ROUTER_MARGIN))
+        .collect()
 }
 
 #[test]

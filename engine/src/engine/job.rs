@@ -114,14 +114,18 @@ fn admit(runner: &mut Runner, waiting: &mut VecDeque<Job>, active: &mut Vec<Acti
 /// One step: a token of every running answer, and a chunk of the prompt that has waited longest.
 fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     let prefilling = active.iter().position(|active| active.remaining() > 1);
-    let members: Vec<usize> =
-        (0..active.len()).filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling).collect();
+    let members: Vec<usize> = (0..active.len())
+        .filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling)
+        .collect();
     let mut batch = Batch::new();
     for &index in &members {
         batch.push(active[index].piece());
     }
-    let wants: Vec<(usize, bool)> =
-        members.iter().zip(batch.pieces()).map(|(&index, piece)| (piece.tokens.len(), active[index].wants(piece))).collect();
+    let wants: Vec<(usize, bool)> = members
+        .iter()
+        .zip(batch.pieces())
+        .map(|(&index, piece)| (piece.tokens.len(), active[index].wants(piece)))
+        .collect();
     let result = runner.step(&batch).map(|rows| {
         logits.clear();
         logits.extend_from_slice(rows);

@@ -44,7 +44,8 @@ impl Prompter {
             return Err(self.no_such_token("logit_bias", *id));
         }
         let chat = matches!(request.prompt, Prompt::Chat { .. });
-        let Start { mut tokens, forced, constraint, starts_in_reasoning, tools } = self.start(request.prompt)?;
+        let Start { mut tokens, forced, constraint, starts_in_reasoning, tools } =
+            self.start(request.prompt)?;
         if tokens.is_empty() {
             return Err(Error::new(ErrorKind::Request, "the prompt is empty"));
         }
@@ -52,7 +53,9 @@ impl Prompter {
         if prompt_tokens + forced.len() >= context {
             return Err(Error::new(
                 ErrorKind::ContextLength { prompt: prompt_tokens, limit: context },
-                format!("the prompt has {prompt_tokens} tokens and leaves no room in the context of {context}"),
+                format!(
+                    "the prompt has {prompt_tokens} tokens and leaves no room in the context of {context}"
+                ),
             ));
         }
         let room = context - prompt_tokens;
@@ -94,7 +97,10 @@ impl Prompter {
             },
             Prompt::Chat { messages, mut tools, tool_choice, kwargs } => {
                 let template = self.template.as_ref().ok_or_else(|| {
-                    Error::new(ErrorKind::Template, "the model's file has no chat template: use plain completions")
+                    Error::new(
+                        ErrorKind::Template,
+                        "the model's file has no chat template: use plain completions",
+                    )
                 })?;
                 if tool_choice == ToolChoice::None {
                     tools.clear();
@@ -112,27 +118,40 @@ impl Prompter {
     }
 
     /// Makes the answer begin with a call where the request asks for one.
-    fn force_call(&self, template: &Template, choice: &ToolChoice, tools: &[Value], start: &mut Start) -> Result<()> {
+    fn force_call(
+        &self,
+        template: &Template,
+        choice: &ToolChoice,
+        tools: &[Value],
+        start: &mut Start,
+    ) -> Result<()> {
         let names: Vec<&str> = match choice {
             ToolChoice::Auto | ToolChoice::None => return Ok(()),
             ToolChoice::Required => tools.iter().filter_map(tool_name).collect(),
-            ToolChoice::Function(name) => tools.iter().filter_map(tool_name).filter(|tool| tool == name).collect(),
+            ToolChoice::Function(name) => {
+                tools.iter().filter_map(tool_name).filter(|tool| tool == name).collect()
+            }
         };
         if names.is_empty() {
             let message = match choice {
-                ToolChoice::Function(name) => format!("tool_choice names {name}, which is not among the tools"),
+                ToolChoice::Function(name) => {
+                    format!("tool_choice names {name}, which is not among the tools")
+                }
                 _ => "tool_choice asks for a call, but there are no tools".to_owned(),
             };
             return Err(Error::new(ErrorKind::Request, message));
         }
         let Some(CallForm { opening, after_name }) = CallForm::of(template.source()) else {
-            let message = "tool_choice cannot force a call: the model's template has no form of call known here";
+            let message =
+                "tool_choice cannot force a call: the model's template has no form of call known here";
             return Err(Error::new(ErrorKind::Request, message));
         };
         let mut text = opening.to_owned();
         match names.as_slice() {
             [name] => text.extend([*name, after_name]),
-            several => start.constraint = Some(OneOf::new(several.iter().map(|name| format!("{name}{after_name}")))),
+            several => {
+                start.constraint = Some(OneOf::new(several.iter().map(|name| format!("{name}{after_name}"))))
+            }
         }
         if start.starts_in_reasoning {
             // The thought is closed unthought: what is forced is the answer.

@@ -77,8 +77,9 @@ impl Config {
                 keys.prefix
             )));
         }
-        let embedding =
-            file.tensor("token_embd.weight").ok_or_else(|| Error::model("missing tensors: token_embd.weight"))?;
+        let embedding = file
+            .tensor("token_embd.weight")
+            .ok_or_else(|| Error::model("missing tensors: token_embd.weight"))?;
         let vocab = embedding.shape().get(1).copied().unwrap_or(1) as usize;
 
         Ok(Self {
@@ -181,11 +182,15 @@ fn trunk<B: AsRef<[u8]>>(keys: &Keys<'_, B>, warnings: &mut Vec<String>) -> Resu
         draft_tensors[index] |= role.starts_with("nextn.");
     }
     if keys.file.tensors().iter().any(|tensor| tensor.name().starts_with("mtp.")) {
-        return Err(Error::model("tensors named mtp.* at the top level are an unsupported form of the draft block"));
+        return Err(Error::model(
+            "tensors named mtp.* at the top level are an unsupported form of the draft block",
+        ));
     }
     let has_draft = draft_tensors.iter().any(|&draft| draft);
     if has_draft && !present[0] {
-        return Err(Error::model("this file holds only a draft block (blk.0 is missing): it is a companion, not a model"));
+        return Err(Error::model(
+            "this file holds only a draft block (blk.0 is missing): it is a companion, not a model",
+        ));
     }
     if !has_draft {
         let layers = present.iter().rposition(|&here| here).map_or(0, |last| last + 1);
@@ -227,7 +232,11 @@ fn block_tensor(name: &str) -> Option<(usize, &str)> {
 }
 
 /// Which trunk layers are recurrent: those with `ssm_*` tensors.
-fn layer_kinds<B: AsRef<[u8]>>(keys: &Keys<'_, B>, layers: usize, warnings: &mut Vec<String>) -> Result<Vec<bool>> {
+fn layer_kinds<B: AsRef<[u8]>>(
+    keys: &Keys<'_, B>,
+    layers: usize,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<bool>> {
     let mut recurrent = vec![false; layers];
     for tensor in keys.file.tensors() {
         if let Some((index, role)) = block_tensor(tensor.name())

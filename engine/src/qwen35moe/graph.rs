@@ -1,5 +1,5 @@
-use super::{Config, Mixer, Weights};
 use super::weights::{GateUp, Layer, SharedExpert};
+use super::{Config, Mixer, Weights};
 use crate::batch::{Batch, Piece, Want};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
@@ -143,7 +143,9 @@ impl Model<'_> {
         batch: &Batch<'_>,
         scratch: &mut Scratch,
     ) {
-        let Mixer::Recurrent { qkv, z, beta, alpha, conv, a, dt_bias, norm, out } = &layer.mixer else { return };
+        let Mixer::Recurrent { qkv, z, beta, alpha, conv, a, dt_bias, norm, out } = &layer.mixer else {
+            return;
+        };
         let shape = &self.config.gdn;
         let inputs = [qkv, z, beta, alpha];
         self.project(par, &inputs, scratch);
@@ -161,7 +163,9 @@ impl Model<'_> {
             .sequences_mut()
             .iter_mut()
             .zip(rows)
-            .filter_map(|(sequence, rows)| Some(skep_gdn::Span { tokens: rows?, state: &mut sequence.states[index] }))
+            .filter_map(|(sequence, rows)| {
+                Some(skep_gdn::Span { tokens: rows?, state: &mut sequence.states[index] })
+            })
             .collect();
         spans.sort_by_key(|span| span.tokens.start);
         let form = match self.precision {
@@ -238,9 +242,11 @@ impl Model<'_> {
     fn feed_forward(&self, par: &dyn Parallel, layer: &Layer, scratch: &mut Scratch) -> Result<()> {
         let SharedExpert { gate, up, down } = &layer.shared;
         let experts = match &layer.experts.gate_up {
-            GateUp::Fused(both) => {
-                Experts::fused(self.store.bank(both)?, self.store.bank(&layer.experts.down)?, Activation::Silu)
-            }
+            GateUp::Fused(both) => Experts::fused(
+                self.store.bank(both)?,
+                self.store.bank(&layer.experts.down)?,
+                Activation::Silu,
+            ),
             GateUp::Split { gate, up } => Experts::new(
                 self.store.bank(gate)?,
                 self.store.bank(up)?,

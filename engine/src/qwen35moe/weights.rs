@@ -81,7 +81,8 @@ impl Weights {
             false => embedding,
         };
         let output_norm = claims.vector("output_norm.weight", config.hidden)?;
-        let layers = (0..config.layers).map(|layer| Layer::claim(config, claims, layer)).collect::<Result<_>>()?;
+        let layers =
+            (0..config.layers).map(|layer| Layer::claim(config, claims, layer)).collect::<Result<_>>()?;
         let draft_bytes = match config.draft {
             Some(block) => set_draft_aside(claims, block)?,
             None => 0,
@@ -142,22 +143,15 @@ impl Layer {
             up: claims.matrix(&name("ffn_up_shexp.weight"), shared_ff, hidden)?,
             down: claims.matrix(&name("ffn_down_shexp.weight"), hidden, shared_ff)?,
         };
-        Ok(Self {
-            mixer_norm,
-            mixer,
-            moe_norm,
-            router,
-            experts,
-            shared_gate,
-            shared,
-        })
+        Ok(Self { mixer_norm, mixer, moe_norm, router, experts, shared_gate, shared })
     }
 
     fn dense_bytes(&self) -> u64 {
         let mixer = match &self.mixer {
             Mixer::Recurrent { qkv, z, beta, alpha, conv, a, dt_bias, norm, out } => {
                 let floats = conv.len() + a.len() + dt_bias.len() + norm.len();
-                [qkv, z, beta, alpha, out].iter().map(|weight| weight.bytes()).sum::<u64>() + 4 * floats as u64
+                [qkv, z, beta, alpha, out].iter().map(|weight| weight.bytes()).sum::<u64>()
+                    + 4 * floats as u64
             }
             Mixer::Attention { q, k, v, q_norm, k_norm, out } => {
                 let floats = q_norm.len() + k_norm.len();
@@ -165,23 +159,32 @@ impl Layer {
             }
         };
         let SharedExpert { gate, up, down } = &self.shared;
-        let rest: u64 = [&self.router, &self.shared_gate, gate, up, down].iter().map(|weight| weight.bytes()).sum();
+        let rest: u64 =
+            [&self.router, &self.shared_gate, gate, up, down].iter().map(|weight| weight.bytes()).sum();
         mixer + rest + 4 * (self.mixer_norm.len() + self.moe_norm.len()) as u64
     }
 }
 
 impl Mixer {
-    fn claim_recurrent<B: AsRef<[u8]>>(config: &Config, claims: &mut Claims<'_, B>, name: &dyn Fn(&str) -> String) -> Result<Self> {
+    fn claim_recurrent<B: AsRef<[u8]>>(
+        config: &Config,
+        claims: &mut Claims<'_, B>,
+        name: &dyn Fn(&str) -> String,
+    ) -> Result<Self> {
         let shape = &config.gdn;
         let (hidden, v_heads) = (config.hidden, shape.v_heads());
         let a_name = name("ssm_a");
         let a = claims.vector(&a_name, v_heads)?;
         if let Some(bad) = a.iter().find(|value| !(value.is_finite() && **value < 0.0)) {
-            return Err(Error::model(format_args!("tensor {a_name} holds {bad}: decay rates must be finite and negative")));
+            return Err(Error::model(format_args!(
+                "tensor {a_name} holds {bad}: decay rates must be finite and negative"
+            )));
         }
         let (dt, dt_bias) = (name("ssm_dt"), name("ssm_dt.bias"));
         if claims.has(&dt) && claims.has(&dt_bias) {
-            return Err(Error::model(format_args!("both {dt} and {dt_bias} are present: they are two names of one tensor")));
+            return Err(Error::model(format_args!(
+                "both {dt} and {dt_bias} are present: they are two names of one tensor"
+            )));
         }
         let dt_name = if claims.has(&dt) { dt } else { dt_bias };
         Ok(Self::Recurrent {
@@ -197,7 +200,11 @@ impl Mixer {
         })
     }
 
-    fn claim_attention<B: AsRef<[u8]>>(config: &Config, claims: &mut Claims<'_, B>, name: &dyn Fn(&str) -> String) -> Result<Self> {
+    fn claim_attention<B: AsRef<[u8]>>(
+        config: &Config,
+        claims: &mut Claims<'_, B>,
+        name: &dyn Fn(&str) -> String,
+    ) -> Result<Self> {
         let Config { hidden, q_heads, kv_heads, head_dim, .. } = *config;
         let (q_rows, kv_rows) = (2 * q_heads * head_dim, kv_heads * head_dim);
         let fused = name("attn_qkv.weight");

@@ -37,7 +37,8 @@ impl Array {
         let (shape, _) = shape.split_once(')').unwrap();
         let shape: Vec<usize> = shape.split(',').filter_map(|dim| dim.trim().parse().ok()).collect();
         let [rows, cols] = shape[..] else { panic!("{}: shape {shape:?}", path.display()) };
-        let values = bytes[data..].as_chunks::<4>().0.iter().map(|&chunk| f32::from_le_bytes(chunk)).collect();
+        let values =
+            bytes[data..].as_chunks::<4>().0.iter().map(|&chunk| f32::from_le_bytes(chunk)).collect();
         Self { rows, cols, values }
     }
 
@@ -63,7 +64,8 @@ pub struct Ids {
 
 impl Ids {
     pub fn read(path: &Path) -> Self {
-        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let text =
+            std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let list = |key: &str| match json.get(key) {
             Some(list) => list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect(),
@@ -119,7 +121,9 @@ pub fn kl(reference: &[f32], row: &[f32]) -> f64 {
 /// Mean divergence over the rows that `keep` names.
 pub fn mean_kl(reference: &Array, found: &Array, keep: impl Fn(usize) -> bool) -> f64 {
     assert_eq!((reference.rows, reference.cols), (found.rows, found.cols));
-    let rows: Vec<f64> =
-        (0..reference.rows).filter(|&row| keep(row)).map(|row| kl(reference.row(row), found.row(row))).collect();
+    let rows: Vec<f64> = (0..reference.rows)
+        .filter(|&row| keep(row))
+        .map(|row| kl(reference.row(row), found.row(row)))
+        .collect();
     rows.iter().sum::<f64>() / rows.len() as f64
 }
