@@ -203,9 +203,8 @@ impl Model<'_> {
         let [q_gate, k, v, _] = &scratch.wide;
         let cache = &mut caches[index];
         let projections = Projections { q: Queries::GateInterleaved(q_gate), k, v };
-        let mut norms = Norms::default();
-        norms.q = Norm::Weight(q_norm);
-        norms.k = Norm::Weight(k_norm);
+        let (q, k) = (Norm::Weight(q_norm), Norm::Weight(k_norm));
+        let norms = Norms { q, k, v: Norm::None, eps: self.config.eps };
         let done = skep_attention::prepare(
             par,
             &scratch.heads,

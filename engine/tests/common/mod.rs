@@ -1,11 +1,13 @@
 //! What the engine's integration tests share: reference arrays, distances between logits, model files.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod edit;
+
 use skep_engine::{Batch, KvType, LoadOptions, Precision, Runner, Want};
 use std::path::{Path, PathBuf};
 
 /// The folder of reference files, beside the checkout; None (with a note) where it is absent.
-pub fn shared() -> Option<PathBuf> {
+pub(crate) fn shared() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     if path.is_dir() {
         return Some(path);
@@ -15,19 +17,19 @@ pub fn shared() -> Option<PathBuf> {
 }
 
 /// The bundled model and what belongs to it.
-pub fn models() -> PathBuf {
+pub(crate) fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models")
 }
 
 /// A two-dimensional f32 array of NumPy's `.npy` format.
-pub struct Array {
-    pub rows: usize,
-    pub cols: usize,
-    pub values: Vec<f32>,
+pub(crate) struct Array {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) values: Vec<f32>,
 }
 
 impl Array {
-    pub fn read(path: &Path) -> Self {
+    pub(crate) fn read(path: &Path) -> Self {
         let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00", "{}", path.display());
         let data = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
@@ -42,12 +44,12 @@ impl Array {
         Self { rows, cols, values }
     }
 
-    pub fn row(&self, row: usize) -> &[f32] {
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.cols..][..self.cols]
     }
 
     /// This array with the rows of another behind it.
-    pub fn then(mut self, other: Self) -> Self {
+    pub(crate) fn then(mut self, other: Self) -> Self {
         assert_eq!(self.cols, other.cols);
         self.rows += other.rows;
         self.values.extend(other.values);
@@ -57,13 +59,13 @@ impl Array {
 
 /// Token ids of a reference run.
 #[derive(Clone)]
-pub struct Ids {
-    pub prompt: Vec<u32>,
-    pub decode: Vec<u32>,
+pub(crate) struct Ids {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) decode: Vec<u32>,
 }
 
 impl Ids {
-    pub fn read(path: &Path) -> Self {
+    pub(crate) fn read(path: &Path) -> Self {
         let text =
             std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -76,7 +78,7 @@ impl Ids {
 }
 
 /// Loads a model with memory for a few short sequences.
-pub fn load(path: &Path, precision: Precision) -> Runner {
+pub(crate) fn load(path: &Path, precision: Precision) -> Runner {
     let mut options = LoadOptions::default();
     options.precision = precision;
     options.context = Some(1024);
@@ -87,7 +89,7 @@ pub fn load(path: &Path, precision: Precision) -> Runner {
 }
 
 /// Logits of every token: the prompt in chunks, then one token at a time.
-pub fn logits(runner: &mut Runner, ids: &Ids, chunk: usize) -> Array {
+pub(crate) fn logits(runner: &mut Runner, ids: &Ids, chunk: usize) -> Array {
     let sequence = runner.open().unwrap();
     let mut values = Vec::new();
     for tokens in ids.prompt.chunks(chunk).chain(ids.decode.chunks(1)) {
@@ -98,17 +100,17 @@ pub fn logits(runner: &mut Runner, ids: &Ids, chunk: usize) -> Array {
 }
 
 /// Largest absolute difference of two rows.
-pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 /// Index of the largest entry, the first of several.
-pub fn top(row: &[f32]) -> usize {
+pub(crate) fn top(row: &[f32]) -> usize {
     (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap()
 }
 
 /// Kullback-Leibler divergence of the distribution of `row` from that of `reference`, in f64.
-pub fn kl(reference: &[f32], row: &[f32]) -> f64 {
+pub(crate) fn kl(reference: &[f32], row: &[f32]) -> f64 {
     let log_softmax = |row: &[f32]| -> Vec<f64> {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
         let sum: f64 = row.iter().map(|&x| (x as f64 - max).exp()).sum();
@@ -119,7 +121,7 @@ pub fn kl(reference: &[f32], row: &[f32]) -> f64 {
 }
 
 /// Mean divergence over the rows that `keep` names.
-pub fn mean_kl(reference: &Array, found: &Array, keep: impl Fn(usize) -> bool) -> f64 {
+pub(crate) fn mean_kl(reference: &Array, found: &Array, keep: impl Fn(usize) -> bool) -> f64 {
     assert_eq!((reference.rows, reference.cols), (found.rows, found.cols));
     let rows: Vec<f64> = (0..reference.rows)
         .filter(|&row| keep(row))
