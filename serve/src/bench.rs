@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::model::ModelArgs;
 use serde::Serialize;
 use skep_engine::{Batch, Piece, Runner, SequenceId, Want};
-use skep_hal::Pool;
+use skep_hal::{Cpu, Pool};
 use std::time::{Duration, Instant};
 
 /// Measures prefill and decode speed, beside the machine's memory bandwidth
@@ -54,7 +54,7 @@ struct Report {
     load_seconds: f64,
     active_bytes_per_token: u64,
     read_bandwidth_bytes_per_second: f64,
-    /// Of each measurement: before, between and after the others.
+    /// Before and after the model.
     read_bandwidth_samples: Vec<f64>,
     prefill_tokens_per_second: Option<f64>,
     decode_tokens_per_second: Option<f64>,
@@ -70,13 +70,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.batch.contains(&0) || args.prompt.contains(&0) {
         return Err(Failure::usage("--prompt and --batch take numbers above 0"));
     }
+    // Before and after the model, not beside it: the measurement's own buffer must not add to the memory of the model.
+    let mut bandwidth = vec![read_bandwidth(args)?];
     let start = Instant::now();
     let mut runner = args.model.load(|options| {
         options.context.get_or_insert((args.depth + longest).max(1));
         options.sequences = sequences;
     })?;
     let load_seconds = start.elapsed().as_secs_f64();
-    let report = measure(&mut runner, args, load_seconds)?;
+    let mut report = measure(&mut runner, args, load_seconds)?;
+    drop(runner);
+    bandwidth.push(read_bandwidth(args)?);
+    report.limit(bandwidth);
     if args.json {
         let text =
             serde_json::to_string_pretty(&report).map_err(|error| Failure::other(error.to_string()))?;
@@ -88,11 +93,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn measure(runner: &mut Runner, args: &Args, load_seconds: f64) -> Result<Report, Failure> {
-    let mut bandwidth = Vec::new();
     let mut rows: Vec<Row> = Vec::new();
-    // Interleaved, so that a machine whose speed drifts moves both sides of the ratio.
+    // Repetitions are interleaved, so that a machine whose speed drifts moves all measurements.
     for repetition in 0..args.repeat {
-        bandwidth.push(read_bandwidth(runner.pool(), BANDWIDTH_TIME)?);
         let mut row = 0;
         let mut note = |test: String, sequences, sample: f64| {
             if repetition == 0 {
@@ -110,18 +113,14 @@ fn measure(runner: &mut Runner, args: &Args, load_seconds: f64) -> Result<Report
             note(format!("tg{}", args.generate), sequences, (args.generate * sequences) as f64 / seconds);
         }
     }
-    bandwidth.push(read_bandwidth(runner.pool(), BANDWIDTH_TIME)?);
     for row in &mut rows {
         row.tokens_per_second = median(&row.samples);
     }
-
     let info = runner.info();
     let first = |prefix: &str| {
         let row = rows.iter().find(|row| row.test.starts_with(prefix) && row.sequences == 1)?;
         Some(row.tokens_per_second)
     };
-    let read = median(&bandwidth);
-    let (prefill, decode) = (first("pp"), first("tg"));
     Ok(Report {
         model: info.name.clone(),
         threads: info.threads,
@@ -129,19 +128,37 @@ fn measure(runner: &mut Runner, args: &Args, load_seconds: f64) -> Result<Report
         file_bytes: info.file_bytes,
         load_seconds,
         active_bytes_per_token: info.active_bytes_per_token,
-        read_bandwidth_bytes_per_second: read,
-        read_bandwidth_samples: bandwidth,
-        prefill_tokens_per_second: prefill,
-        decode_tokens_per_second: decode,
-        decode_bandwidth_share: decode.map(|speed| speed * info.active_bytes_per_token as f64 / read),
+        read_bandwidth_bytes_per_second: 0.0,
+        read_bandwidth_samples: Vec::new(),
+        prefill_tokens_per_second: first("pp"),
+        decode_tokens_per_second: first("tg"),
+        decode_bandwidth_share: None,
         resident_bytes: skep_hal::memory::resident(),
         peak_resident_bytes: skep_hal::memory::peak_resident(),
         rows,
     })
 }
 
-/// Bytes per second that the workers read from memory.
-pub(crate) fn read_bandwidth(pool: &Pool, time: Duration) -> Result<f64, Failure> {
+impl Report {
+    /// Sets the speed against the larger of the bandwidths measured around it.
+    fn limit(&mut self, bandwidth: Vec<f64>) {
+        let read = bandwidth.iter().copied().fold(0.0, f64::max);
+        let bytes = self.active_bytes_per_token as f64;
+        self.decode_bandwidth_share = self.decode_tokens_per_second.map(|speed| speed * bytes / read);
+        self.read_bandwidth_bytes_per_second = read;
+        self.read_bandwidth_samples = bandwidth;
+    }
+}
+
+/// Bytes per second that as many threads as the model gets read from memory.
+fn read_bandwidth(args: &Args) -> Result<f64, Failure> {
+    let threads = args.model.threads.unwrap_or_else(|| Cpu::detect().default_threads());
+    let pool = Pool::new(threads).map_err(|error| Failure::other(error.to_string()))?;
+    memory_speed(&pool, BANDWIDTH_TIME)
+}
+
+/// Bytes per second that the workers of a pool read from memory.
+pub(crate) fn memory_speed(pool: &Pool, time: Duration) -> Result<f64, Failure> {
     let measured = skep_hal::bandwidth::read_bandwidth(pool, time);
     Ok(measured.map_err(|error| Failure::other(error.to_string()))?.bytes_per_second)
 }
@@ -233,8 +250,8 @@ fn print(report: &Report) {
     if let Some(share) = report.decode_bandwidth_share {
         println!("decode reads     {:.0} % of the bandwidth", share * 100.0);
     }
-    if let Some(resident) = report.peak_resident_bytes {
-        println!("peak memory      {:.2} GB", gb(resident as f64));
+    if let Some(resident) = report.resident_bytes {
+        println!("memory           {:.2} GB resident", gb(resident as f64));
     }
 }
 

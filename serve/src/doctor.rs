@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     line("memory", format!("{}, {} available{limit}", gib(cpu.memory.total), gib(cpu.memory.available)));
     if args.measure {
         let pool = Pool::new(cpu.default_threads()).map_err(|error| Failure::other(error.to_string()))?;
-        let read = crate::bench::read_bandwidth(&pool, Duration::from_secs(1))?;
+        let read = crate::bench::memory_speed(&pool, Duration::from_secs(1))?;
         line("bandwidth", format!("{:.1} GB/s read by {} threads", read / 1e9, pool.threads()));
     }
     println!();
