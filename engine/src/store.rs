@@ -203,8 +203,7 @@ impl AsRef<[u8]> for Part {
 /// Opens a model file, or all parts of a split one.
 pub(crate) fn open(path: &Path) -> Result<Gguf<Part>> {
     let part = |path: &Path| Ok(Part { map: Map::open(path)?, file: File::open(path)? });
-    skep_gguf::open_with(path, part)
-        .map_err(|error| Error::new(ErrorKind::File, format!("{}: {error}", path.display())))
+    Ok(skep_gguf::open_with(path, part)?)
 }
 
 /// The bytes of the claimed tensors.

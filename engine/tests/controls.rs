@@ -207,6 +207,28 @@ fn a_file_of_only_a_draft_block_is_refused() {
 }
 
 #[test]
+fn fused_gate_and_up_experts_are_the_split_ones() {
+    let fused = edited(
+        "fused",
+        &[],
+        |_| {},
+        |tensors| {
+            for layer in 0..9 {
+                let up = format!("blk.{layer}.ffn_up_exps.weight");
+                let up = tensors.swap_remove(tensors.iter().position(|tensor| tensor.name == up).unwrap());
+                let gate = find(tensors, &format!("blk.{layer}.ffn_gate_exps.weight"));
+                let expert = gate.data.len() / 16;
+                let both = gate.data.chunks(expert).zip(up.data.chunks(expert));
+                gate.data = both.flat_map(|(gate, up)| [gate, up].concat()).collect();
+                gate.shape[1] *= 2;
+                gate.name = format!("blk.{layer}.ffn_gate_up_exps.weight");
+            }
+        },
+    );
+    assert!(divergence(&fused) <= 4e-5);
+}
+
+#[test]
 fn a_tied_head_is_the_embedding() {
     let tied = edited("tied", &[], |_| {}, |tensors| tensors.retain(|tensor| tensor.name != "output.weight"));
     let wrong = divergence(&tied);

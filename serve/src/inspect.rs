@@ -77,7 +77,7 @@ struct Tensor {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let file = skep_gguf::open(&args.file).map_err(|error| Failure::file(&args.file, &error))?;
+    let file = skep_gguf::open(&args.file).map_err(|error| Failure::other(error.to_string()))?;
     let report = Report::new(&file)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&report).map_err(|error| Failure::other(error.to_string()))?,
