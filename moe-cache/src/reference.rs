@@ -15,6 +15,9 @@ pub struct SlotCache {
     step: u64,
 }
 
+/// The slot of each position, and the copies `(expert, slot)`.
+pub type Answer = (Vec<u32>, Vec<(u32, u32)>);
+
 impl SlotCache {
     /// An empty cache of `n_slots` slots, for layers of `n_experts` experts.
     pub fn new(n_experts: usize, n_slots: usize) -> Self {
@@ -22,7 +25,7 @@ impl SlotCache {
     }
 
     /// The slot of each id and the copies (expert, slot); `None` when there are more distinct ids than slots.
-    pub fn step(&mut self, layer: usize, ids: &[u32]) -> Option<(Vec<u32>, Vec<(u32, u32)>)> {
+    pub fn step(&mut self, layer: usize, ids: &[u32]) -> Option<Answer> {
         let mut distinct = ids.to_vec();
         distinct.sort_unstable();
         distinct.dedup();

@@ -18,7 +18,7 @@ impl Activation {
         match self {
             Self::GeluTanh => map(gate, up, out, |x| {
                 // ½(1 + tanh u) = σ(2u).
-                const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+                const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_2;
                 over_one_plus_exp(x, -TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x))
             }),
             Self::Silu => map(gate, up, out, |x| over_one_plus_exp(x, -x)),

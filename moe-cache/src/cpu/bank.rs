@@ -182,11 +182,12 @@ impl fmt::Debug for Bank<'_> {
 mod tests {
     use alloc::string::ToString;
     use alloc::vec;
+    use alloc::vec::Vec;
 
     use super::*;
 
     fn bank(n_experts: usize, rows: usize, cols: usize, data: &[f32]) -> Bank<'_> {
-        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect::<alloc::vec::Vec<_>>().leak();
+        let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>().leak();
         Bank::new(Type::F32, n_experts, rows, cols, bytes).unwrap()
     }
 
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_fused_bank_holds_gate_rows_before_up_rows() {
-        let numbers: alloc::vec::Vec<f32> = (0..2 * 4 * 3).map(|i| i as f32).collect();
+        let numbers: Vec<f32> = (0..2 * 4 * 3).map(|i| i as f32).collect();
         let down = [0.0; 2 * 3 * 2];
         let experts =
             Experts::fused(bank(2, 4, 3, &numbers), bank(2, 3, 2, &down), Activation::Silu).unwrap();
