@@ -192,6 +192,6 @@ mod tests {
     fn a_cut_of_eight_layers_is_of_the_size_of_the_real_one() {
         let cut = Preset { layers: 8, ..QWEN36_35B_A3B };
         let bytes: usize = cut.tensors().iter().map(|t| t.ty.row_bytes(t.cols()).unwrap() * t.rows()).sum();
-        assert_eq!(bytes / 100_000_000, 48);
+        assert!((4_700_000_000..4_900_000_000).contains(&bytes), "{bytes} bytes");
     }
 }
