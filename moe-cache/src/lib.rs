@@ -1,4 +1,9 @@
-#![doc = include_str!("../README.md")]
+#![cfg_attr(any(feature = "std", feature = "libm"), doc = include_str!("../README.md"))]
+// The example of the README needs the router.
+#![cfg_attr(
+    not(any(feature = "std", feature = "libm")),
+    doc = "An expert slot cache as a pure state machine."
+)]
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
