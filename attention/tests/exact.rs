@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Random, Run, Sequence, Threads, assert_same};
+use common::{Random, Run, Sequence, assert_same};
 use proptest::prelude::*;
 use skep_attention::{Heads, KvType, Mask, Norm, Norms, Rope, Scratch};
-use skep_quant::Serial;
+use skep_quant::{Serial, Threads};
 
 fn layer() -> (Heads, Vec<f32>, Vec<f32>, Rope) {
     let heads = Heads::new(4, 2, 24, 24, 24f32.powf(-0.5)).unwrap();

@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{Random, Run, Sequence, Threads, assert_close, assert_same, oracle, wide};
+use common::{Random, Run, Sequence, assert_close, assert_same, oracle, wide};
 use proptest::prelude::*;
 use skep_attention::{
     Gate, Heads, KvCache, KvType, Mask, Norm, Norms, Position, Projections, Queries, Rope, Scratch, Span,
     reference,
 };
-use skep_quant::Serial;
+use skep_quant::{Serial, Threads};
 
 /// Plain attention (no norm, no rope, no gate) against brute force.
 fn check(heads: Heads, len: usize, ty: KvType, mask: Mask, scale: f32, tolerance: f64) {

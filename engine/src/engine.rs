@@ -199,7 +199,7 @@ impl Engine {
     /// [`ErrorKind::Busy`] if the queue is full, [`ErrorKind::Cancelled`] once the engine is shutting down.
     pub fn submit(&self, request: Request, sink: Box<dyn Sink>) -> Result<Submitted> {
         let job = self.prompter.job(request, sink, self.info.context)?;
-        let submitted = Submitted { prompt_tokens: job.prompt_tokens() };
+        let submitted = Submitted { prompt_tokens: job.prompt_tokens };
         if self.stop.load(Ordering::Acquire) {
             return Err(shutting_down());
         }

@@ -1,6 +1,5 @@
 use crate::error::{Error, Result};
-use crate::qwen35moe::{Config, Weights};
-use crate::store::Claims;
+use crate::qwen35moe;
 use skep_gguf::{Gguf, Map};
 
 /// How a layer mixes tokens.
@@ -40,10 +39,7 @@ pub struct Inspection {
 /// tensor.
 pub fn inspect(file: &Gguf<Map>) -> Result<Inspection> {
     supported(file.architecture()?)?;
-    let config = Config::read(file)?;
-    let mut claims = Claims::new(file);
-    let weights = Weights::claim(&config, &mut claims)?;
-    claims.finish()?;
+    let (config, weights, _) = qwen35moe::read(file)?;
     let kind =
         |&recurrent: &bool| if recurrent { LayerKind::GatedDeltaNet } else { LayerKind::FullAttention };
     Ok(Inspection {

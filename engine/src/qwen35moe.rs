@@ -10,3 +10,15 @@ mod weights;
 pub(crate) use config::Config;
 pub(crate) use graph::{Model, Scratch};
 pub(crate) use weights::{Mixer, Weights};
+
+use crate::error::Result;
+use crate::store::Claims;
+use skep_gguf::Gguf;
+
+/// Reads the sizes of a model and gives every tensor its role; the last value says which tensors the trunk uses.
+pub(crate) fn read<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<(Config, Weights, Vec<bool>)> {
+    let config = Config::read(file)?;
+    let mut claims = Claims::new(file);
+    let weights = Weights::claim(&config, &mut claims)?;
+    Ok((config, weights, claims.finish()?))
+}

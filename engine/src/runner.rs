@@ -3,9 +3,9 @@ use crate::chat::Template;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::supported;
 use crate::memory::Memory;
-use crate::qwen35moe::{Config, Model, Scratch, Weights};
+use crate::qwen35moe::{self, Config, Model, Scratch, Weights};
 use crate::sampler::Sampling;
-use crate::store::{self, Claims, Residence, Store};
+use crate::store::{self, Residence, Store};
 use crate::tokenizer::Tokenizer;
 use skep_attention::KvType;
 use skep_hal::cpu::Cpu;
@@ -116,10 +116,7 @@ impl Runner {
         let in_file = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
         let architecture = file.architecture()?.to_owned();
         supported(&architecture).map_err(in_file)?;
-        let config = Config::read(&file).map_err(in_file)?;
-        let mut claims = Claims::new(&file);
-        let weights = Weights::claim(&config, &mut claims).map_err(in_file)?;
-        let used = claims.finish().map_err(in_file)?;
+        let (config, weights, used) = qwen35moe::read(&file).map_err(in_file)?;
         let tokenizer = Arc::new(Tokenizer::from_gguf(&file).map_err(in_file)?);
         if tokenizer.n_vocab() != config.vocab {
             return Err(in_file(Error::model(format_args!(
@@ -204,11 +201,6 @@ impl Runner {
     /// Sampling settings that the file recommends.
     pub fn sampling(&self) -> &Sampling {
         &self.sampling
-    }
-
-    /// The worker pool, for measurements beside the model.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
     }
 
     /// Opens an empty sequence, with cleared state.

@@ -20,20 +20,18 @@ pub(crate) struct Weight {
     pub(crate) count: usize,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// First row of this weight inside each matrix of the tensor, for fused tensors.
+    /// First row of this weight inside its tensor, for fused dense tensors.
     first_row: usize,
-    /// Rows of each matrix of the tensor; more than `rows` in fused tensors.
-    tensor_rows: usize,
 }
 
 impl Weight {
     /// Stands for a tensor that the file lacks; `Claims::finish` reports it before it can be used.
     const MISSING: Self =
-        Self { tensor: usize::MAX, ty: Type::F32, count: 0, rows: 0, cols: 0, first_row: 0, tensor_rows: 0 };
+        Self { tensor: usize::MAX, ty: Type::F32, count: 0, rows: 0, cols: 0, first_row: 0 };
 
-    /// The rows `range` of a fused weight, as a weight of its own.
+    /// The rows `range` of a fused dense weight, as a weight of its own.
     pub(crate) fn rows(&self, range: Range<usize>) -> Self {
-        debug_assert!(range.end <= self.rows || self.count == 0);
+        debug_assert!(self.count == 0 || self.count == 1 && range.end <= self.rows);
         Self { first_row: self.first_row + range.start, rows: range.len(), ..*self }
     }
 
@@ -85,15 +83,10 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
                 info.shape()
             )));
         }
-        let ty = Type::from_id(info.ty().id()).map_err(|_| {
-            Error::model(format_args!(
-                "tensor {name} is of type {}, which is not supported",
-                info.ty().name()
-            ))
-        })?;
+        let ty = supported_type(info)?;
         self.claim(index, name)?;
         self.used[index] = true;
-        Ok(Weight { tensor: index, ty, count, rows, cols, first_row: 0, tensor_rows: rows })
+        Ok(Weight { tensor: index, ty, count, rows, cols, first_row: 0 })
     }
 
     /// Claims a matrix `[rows, cols]`.
@@ -113,12 +106,7 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
                 info.shape()
             )));
         }
-        let ty = Type::from_id(info.ty().id()).map_err(|_| {
-            Error::model(format_args!(
-                "tensor {name} is of type {}, which is not supported",
-                info.ty().name()
-            ))
-        })?;
+        let ty = supported_type(info)?;
         self.claim(index, name)?;
         let mut out = vec![0.0; len];
         skep_quant::decode(ty, self.file.data(info), &mut out)
@@ -174,6 +162,14 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
         }
         Ok(())
     }
+}
+
+/// The type of a tensor, if there are kernels for it.
+fn supported_type(info: &TensorInfo) -> Result<Type> {
+    Type::from_id(info.ty().id()).map_err(|_| {
+        let (name, ty) = (info.name(), info.ty().name());
+        Error::model(format_args!("tensor {name} is of type {ty}, which is not supported"))
+    })
 }
 
 /// How the weights are kept in memory.
@@ -246,18 +242,13 @@ impl Store {
         Ok(Self { file, copied })
     }
 
-    /// Matrix `index` of a stack.
-    pub(crate) fn matrix_at(&self, weight: &Weight, index: usize) -> Matrix<'_> {
+    /// A dense weight.
+    pub(crate) fn matrix(&self, weight: &Weight) -> Matrix<'_> {
         let row = weight.row_bytes();
-        let start = (index * weight.tensor_rows + weight.first_row) * row;
+        let start = weight.first_row * row;
         let bytes = &self.bytes(weight.tensor)[start..start + weight.rows * row];
         Matrix::new(weight.ty, weight.rows, weight.cols, bytes)
             .expect("shapes were checked when the tensor was claimed")
-    }
-
-    /// A dense weight.
-    pub(crate) fn matrix(&self, weight: &Weight) -> Matrix<'_> {
-        self.matrix_at(weight, 0)
     }
 
     /// A stack of experts.

@@ -30,6 +30,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::utils::SysRegex;
 use tokenizers::{Model, NormalizedString};
 
+pub use self::alphabet::char_of;
 pub use self::vocabulary::{Parts, TokenType};
 
 use self::specials::Matcher;
@@ -245,7 +246,7 @@ impl Tokenizer {
 
     fn encode_word(&self, text: &str, word: &mut String, ids: &mut Vec<u32>) -> Result<()> {
         word.clear();
-        word.extend(text.bytes().map(alphabet::char_of));
+        word.extend(text.bytes().map(char_of));
         let tokens = self
             .bpe
             .tokenize(word)

@@ -1,39 +1,9 @@
 //! Times one layer of Qwen3.6-35B-A3B's shape in both forms: `cargo run --release --example throughput [threads] [max tokens]`.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use skep_gdn::{Form, HeadOrder, Input, Scratch, Shape, Span, State, Weights, mix};
-use skep_quant::Parallel;
-
-/// Threads started anew for each call; a server would keep them.
-struct Threads(usize);
-
-// SAFETY: the counter hands out each index once and the scope joins all threads.
-unsafe impl Parallel for Threads {
-    fn workers(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= chunks {
-                    return;
-                }
-                body(i);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..self.0 {
-                scope.spawn(work);
-            }
-            work();
-        });
-    }
-}
+use skep_quant::Threads;
 
 /// Deterministic values between -1 and 1.
 fn values(n: usize, seed: u32) -> Vec<f32> {

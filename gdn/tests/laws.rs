@@ -4,10 +4,10 @@ mod common;
 
 use std::ops::Range;
 
-use common::{Case, Random, Threads, assert_close, widen};
+use common::{Case, Random, assert_close, widen};
 use proptest::prelude::*;
 use skep_gdn::{CHUNK, Form, HeadOrder, Input, Scratch, Shape, Span, State, mix, order};
-use skep_quant::{Parallel, Serial};
+use skep_quant::{Parallel, Serial, Threads};
 
 const FORMS: [Form; 3] = [Form::Auto, Form::Chunked, Form::Recurrent];
 

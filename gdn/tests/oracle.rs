@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Case, Threads};
+use common::Case;
 use skep_gdn::{Form, HeadOrder, Shape, Span, State, reference};
-use skep_quant::Serial;
+use skep_quant::{Serial, Threads};
 
 /// Relative f32 rounding over a few hundred tokens; the RMS norm may magnify it for outputs near zero.
 const TOLERANCE: f64 = 1e-4;

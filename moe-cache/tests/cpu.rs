@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::{Random, Threads, weights};
+use common::{Random, weights};
 use proptest::prelude::*;
 use skep_moe_cache::cpu::{Activation, Bank, Experts, Scratch, experts};
 use skep_moe_cache::router::Options;
 use skep_moe_cache::{Routes, reference, route};
-use skep_quant::{Activations, Parallel, Precision, Serial, Type};
+use skep_quant::{Activations, Parallel, Precision, Serial, Threads, Type};
 
 /// Weights of a layer with `ff` hidden units.
 struct Layer {

@@ -39,4 +39,4 @@ pub use cpu::Isa;
 #[cfg(feature = "std")]
 pub use matmul::{Precision, Product, matmul, matmul_tile};
 #[cfg(feature = "std")]
-pub use parallel::{Parallel, Serial, for_each_chunk_mut};
+pub use parallel::{Parallel, Serial, Threads, for_each_chunk_mut};

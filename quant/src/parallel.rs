@@ -1,6 +1,7 @@
 //! How the products of this crate and its users are spread over threads.
 
 use core::marker::PhantomData;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs the independent chunks of one operation, on a thread pool or on the caller alone ([`Serial`]).
 ///
@@ -27,6 +28,38 @@ unsafe impl Parallel for Serial {
 
     fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
         (0..chunks).for_each(body);
+    }
+}
+
+/// Runs chunks on this many threads, started anew for every call and joined before it returns; chunks are drawn from a
+/// shared counter.
+///
+/// For tests, tools and work that is rare: starting threads costs far more than a small product. An engine keeps its
+/// threads and implements [`Parallel`] for its pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads(pub usize);
+
+// SAFETY: the counter hands out each index once, and the scope joins all threads.
+unsafe impl Parallel for Threads {
+    fn workers(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..self.0.max(1).min(chunks) {
+                scope.spawn(|| {
+                    loop {
+                        let chunk = next.fetch_add(1, Ordering::Relaxed);
+                        if chunk >= chunks {
+                            return;
+                        }
+                        body(chunk);
+                    }
+                });
+            }
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::model::ModelArgs;
+use crate::random::Random;
 use serde::Serialize;
 use skep_engine::{Batch, Piece, Runner, SequenceId, Want};
 use skep_hal::{Cpu, Pool};
@@ -163,15 +164,10 @@ pub(crate) fn memory_speed(pool: &Pool, time: Duration) -> Result<f64, Failure> 
     Ok(measured.map_err(|error| Failure::other(error.to_string()))?.bytes_per_second)
 }
 
-/// Tokens that differ, from a fixed generator, so that routing differs too.
+/// Tokens that differ, from a fixed seed, so that routing differs too.
 fn tokens(count: usize, vocab: usize, seed: u64) -> Vec<u32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..count)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) % vocab as u64) as u32
-        })
-        .collect()
+    let mut random = Random::new(seed);
+    (0..count).map(|_| (random.next() % vocab as u64) as u32).collect()
 }
 
 /// Seconds to run `count` tokens of prompt after `depth` others.

@@ -9,6 +9,7 @@ mod inspect;
 mod logits;
 mod model;
 mod npy;
+mod random;
 mod run;
 mod serve;
 mod synth;

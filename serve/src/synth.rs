@@ -5,8 +5,9 @@ mod plan;
 
 use crate::failure::Failure;
 use crate::model::Bar;
-use blocks::Random;
+use crate::random::Random;
 use plan::{Content, Planned, Preset};
+use skep_engine::tokenizer::char_of;
 use skep_gguf::{TensorType, Writer};
 use std::fs::File;
 use std::io::{self, Write};
@@ -137,7 +138,7 @@ fn vocabulary(size: usize, writer: &mut Writer) -> skep_gguf::Result<()> {
     const NORMAL: i32 = 1;
     const CONTROL: i32 = 3;
     const UNUSED: i32 = 5;
-    let mut tokens: Vec<String> = byte_alphabet().map(String::from).collect();
+    let mut tokens: Vec<String> = (0..=255).map(|byte| String::from(char_of(byte))).collect();
     let mut types = vec![NORMAL; tokens.len()];
     for control in ["<|im_start|>", "<|im_end|>"] {
         tokens.push(control.to_owned());
@@ -161,19 +162,6 @@ fn vocabulary(size: usize, writer: &mut Writer) -> skep_gguf::Result<()> {
          {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     )?;
     Ok(())
-}
-
-/// The letters by which byte-level vocabularies spell the bytes 0 to 255 (GPT-2): printable ones by themselves, the
-/// others by what follows U+0100.
-fn byte_alphabet() -> impl Iterator<Item = char> {
-    let mut next = 0x100;
-    (0_u8..=255).map(move |byte| match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
-        _ => {
-            next += 1;
-            char::from_u32(next - 1).unwrap_or(char::REPLACEMENT_CHARACTER)
-        }
-    })
 }
 
 /// The constant first feature of every token's residual stream.
@@ -239,17 +227,5 @@ fn order_of_experts(count: usize, random: &mut Random) -> Vec<usize> {
 fn fill_f32(bytes: &mut [u8], mut value: impl FnMut(usize) -> f32) {
     for (index, chunk) in bytes.chunks_exact_mut(4).enumerate() {
         chunk.copy_from_slice(&value(index).to_le_bytes());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_byte_alphabet_has_256_letters() {
-        let letters: std::collections::BTreeSet<char> = byte_alphabet().collect();
-        assert_eq!(letters.len(), 256);
-        assert!(letters.contains(&'Ġ') && letters.contains(&'Ċ'), "space and newline as GPT-2 spells them");
     }
 }

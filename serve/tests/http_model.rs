@@ -294,7 +294,8 @@ fn completions_of_text() {
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert_eq!(reply.json()["choices"][0]["text"], "41, 68, 90.");
     for prompt in [json!("<think>a"), json!([1, 2, 3])] {
-        let body = json!({"prompt": prompt, "max_tokens": 5, "stream": true});
+        let body =
+            json!({"prompt": prompt, "max_tokens": 5, "stream": true, "temperature": 0, "ignore_eos": true});
         assert!(HOST.post("/v1/completions", &body.to_string()).chunks().len() > 1);
     }
     let reply = HOST.post("/v1/completions", r#"{"prompt": ""}"#);

@@ -7,7 +7,7 @@ use skep_attention::Heads;
 mod run;
 
 #[cfg(feature = "std")]
-pub(crate) use run::{Run, Threads};
+pub(crate) use run::Run;
 
 /// SplitMix64.
 #[derive(Clone)]

@@ -1,38 +1,9 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use skep_attention::{
     Gate, Heads, KvCache, KvType, Mask, Norms, Position, Projections, Queries, Rope, Scratch, Span,
 };
 use skep_quant::Parallel;
 
 use super::{Random, Sequence};
-
-/// Scoped threads that pull chunks from a shared counter.
-pub(crate) struct Threads(pub usize);
-
-// SAFETY: the counter hands out each index once and the scope joins all threads.
-unsafe impl Parallel for Threads {
-    fn workers(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.0.min(chunks) {
-                scope.spawn(|| {
-                    loop {
-                        let i = next.fetch_add(1, Ordering::Relaxed);
-                        if i >= chunks {
-                            return;
-                        }
-                        body(i);
-                    }
-                });
-            }
-        });
-    }
-}
 
 /// How sequences are run.
 pub(crate) struct Run<'a> {

@@ -5,9 +5,8 @@ use crate::error::{Error, Result};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
 use crate::stream::{Delta, Stream};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Tokens of a prefill chunk: a multiple of the DeltaNet chunk, short enough that running answers do not stall for long.
@@ -15,11 +14,9 @@ const CHUNK: usize = 512;
 
 /// A request that was checked, tokenized and queued.
 pub(super) struct Job {
-    /// The prompt, then what was generated.
+    /// The prompt, then the answer: what was forced (the opening of a tool call) and what was generated.
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_tokens: usize,
-    /// Tokens at the end of `tokens` that belong to the answer: the forced opening of a tool call.
-    pub(super) forced: usize,
     pub(super) max_tokens: usize,
     pub(super) ignore_eos: bool,
     pub(super) sampler: Sampler,
@@ -27,12 +24,6 @@ pub(super) struct Job {
     pub(super) stream: Stream,
     pub(super) sink: Box<dyn Sink>,
     pub(super) queued: Instant,
-}
-
-impl Job {
-    pub(super) fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
-    }
 }
 
 /// A job that has a sequence.
@@ -56,14 +47,19 @@ enum Outcome {
 
 /// The loop of the engine thread: until `stop` is set or every sender is gone.
 pub(super) fn run(mut runner: Runner, queue: &Receiver<Job>, stop: &AtomicBool) {
-    let mut waiting = VecDeque::new();
-    let mut active: Vec<Active> = Vec::new();
+    // The one that is next; the rest stay in the channel, which bounds them.
+    let mut waiting = None;
+    let mut active = Vec::new();
     let mut logits = Vec::new();
     while !stop.load(Ordering::Acquire) {
-        if !receive(queue, &mut waiting, active.is_empty()) && active.is_empty() && waiting.is_empty() {
-            return;
+        if waiting.is_none() {
+            match receive(queue, active.is_empty()) {
+                Ok(job) => waiting = job,
+                Err(Gone) if active.is_empty() => return,
+                Err(Gone) => {}
+            }
         }
-        waiting.retain(|job: &Job| !job.sink.closed());
+        waiting.take_if(|job| job.sink.closed());
         admit(&mut runner, &mut waiting, &mut active);
         let gone: Vec<usize> = (0..active.len()).filter(|&index| active[index].job.sink.closed()).collect();
         for index in gone.into_iter().rev() {
@@ -79,35 +75,32 @@ pub(super) fn run(mut runner: Runner, queue: &Receiver<Job>, stop: &AtomicBool) 
     }
 }
 
-/// Takes what is in the queue, waiting a little if there is nothing else to do. False once every sender is gone.
-fn receive(queue: &Receiver<Job>, waiting: &mut VecDeque<Job>, idle: bool) -> bool {
+/// Every sender is gone.
+struct Gone;
+
+/// Takes a job from the queue, if there is one; an idle engine waits a little for it.
+fn receive(queue: &Receiver<Job>, idle: bool) -> Result<Option<Job>, Gone> {
     const POLL: Duration = Duration::from_millis(50);
-    if idle && waiting.is_empty() {
-        match queue.recv_timeout(POLL) {
-            Ok(job) => waiting.push_back(job),
-            Err(RecvTimeoutError::Timeout) => return true,
-            Err(RecvTimeoutError::Disconnected) => return false,
-        }
+    match queue.recv_timeout(if idle { POLL } else { Duration::ZERO }) {
+        Ok(job) => Ok(Some(job)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => Err(Gone),
     }
-    // One job beyond those that run is enough to keep here: the rest stay in the channel, which bounds them.
-    while waiting.is_empty() {
-        match queue.try_recv() {
-            Ok(job) => waiting.push_back(job),
-            Err(TryRecvError::Empty) => return true,
-            Err(TryRecvError::Disconnected) => return false,
-        }
-    }
-    true
 }
 
-/// Gives sequences to waiting jobs, in the order of their arrival.
-fn admit(runner: &mut Runner, waiting: &mut VecDeque<Job>, active: &mut Vec<Active>) {
-    while let Some(job) = waiting.pop_front() {
-        let Ok(sequence) = runner.open() else {
-            waiting.push_front(job);
-            return;
-        };
-        active.push(Active { job, sequence, done: 0, started: Instant::now(), first_token: None });
+/// Gives the waiting job a sequence, if one is free.
+fn admit(runner: &mut Runner, waiting: &mut Option<Job>, active: &mut Vec<Active>) {
+    if waiting.is_some()
+        && let Ok(sequence) = runner.open()
+    {
+        let job = waiting.take();
+        active.extend(job.map(|job| Active {
+            job,
+            sequence,
+            done: 0,
+            started: Instant::now(),
+            first_token: None,
+        }));
     }
 }
 
@@ -121,11 +114,8 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     for &index in &members {
         batch.push(active[index].piece());
     }
-    let wants: Vec<(usize, bool)> = members
-        .iter()
-        .zip(batch.pieces())
-        .map(|(&index, piece)| (piece.tokens.len(), active[index].wants(piece)))
-        .collect();
+    let fed: Vec<(usize, bool)> =
+        batch.pieces().iter().map(|piece| (piece.tokens.len(), piece.want == Want::Last)).collect();
     let result = runner.step(&batch).map(|rows| {
         logits.clear();
         logits.extend_from_slice(rows);
@@ -133,7 +123,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     let vocab = runner.info().n_vocab;
     let mut rows = logits.chunks_exact_mut(vocab);
     let mut ended = Vec::new();
-    for (&index, (tokens, wanted)) in members.iter().zip(wants) {
+    for (&index, (tokens, wanted)) in members.iter().zip(fed) {
         let active = &mut active[index];
         let outcome = match &result {
             Err(error) => Outcome::Failed(error.clone()),
@@ -166,19 +156,14 @@ impl Active {
         Piece { sequence: self.sequence, tokens: &self.job.tokens[self.done..end], want }
     }
 
-    fn wants(&self, piece: &Piece<'_>) -> bool {
-        piece.want == Want::Last
-    }
-
     /// Chooses the next token and sends what it says.
     fn advance(&mut self, runner: &Runner, logits: &mut [f32]) -> Outcome {
         let mut deltas = Vec::new();
         if self.first_token.is_none() {
             self.first_token = Some(Instant::now());
-            let forced = self.job.prompt_tokens..self.job.tokens.len();
-            debug_assert_eq!(forced.len(), self.job.forced);
-            for token in forced {
-                self.job.stream.push(self.job.tokens[token], &mut deltas);
+            let forced = &self.job.tokens[self.job.prompt_tokens..];
+            for &token in forced {
+                self.job.stream.push(token, &mut deltas);
             }
         }
         match self.choose(runner, logits, &mut deltas) {
@@ -198,10 +183,8 @@ impl Active {
         if let Some(constraint) = &job.constraint {
             constraint.mask(tokenizer, logits);
         } else if job.ignore_eos {
-            for (id, logit) in logits.iter_mut().enumerate() {
-                if tokenizer.is_end(id as u32) {
-                    *logit = f32::NEG_INFINITY;
-                }
+            for &id in tokenizer.ends() {
+                logits[id as usize] = f32::NEG_INFINITY;
             }
         }
         let token = job.sampler.sample(logits, &job.tokens)?;

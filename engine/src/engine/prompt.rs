@@ -65,12 +65,10 @@ impl Prompter {
         if chat {
             stream = stream.detect_reasoning();
         }
-        let forced_tokens = forced.len();
         tokens.extend(forced);
         Ok(Job {
             tokens,
             prompt_tokens,
-            forced: forced_tokens,
             max_tokens,
             ignore_eos: request.ignore_eos,
             sampler,

@@ -125,10 +125,6 @@ impl Model<'_> {
         resize(&mut scratch.x, batch.n_tokens() * hidden);
         let tokens = batch.pieces().iter().flat_map(|piece| piece.tokens);
         for (&token, row) in tokens.zip(scratch.x.chunks_exact_mut(hidden)) {
-            if token as usize >= self.config.vocab {
-                let message = format!("token {token} is outside the vocabulary of {}", self.config.vocab);
-                return Err(Error::new(ErrorKind::Request, message));
-            }
             decode(table.ty(), table.row(token as usize), row).map_err(Error::model)?;
         }
         Ok(())
@@ -173,7 +169,7 @@ impl Model<'_> {
             _ => Form::Auto,
         };
         skep_gdn::mix(par, shape, &weights, &mut spans, &input, &mut scratch.gdn, form, &mut scratch.mixed);
-        self.project_out(par, out, scratch);
+        self.product(par, out, &scratch.mixed, &mut scratch.inner_acts, &mut scratch.delta);
     }
 
     fn attention(
@@ -233,7 +229,7 @@ impl Model<'_> {
         drop(spans);
         memory.caches = caches;
         done.map_err(cache_error)?;
-        self.project_out(par, out, scratch);
+        self.product(par, out, &scratch.mixed, &mut scratch.inner_acts, &mut scratch.delta);
         Ok(())
     }
 
@@ -259,15 +255,14 @@ impl Model<'_> {
         scratch.acts.fill(par, &scratch.normed, self.config.hidden, forms);
         self.products(par, &dense, &scratch.acts, &mut scratch.wide);
 
-        let [logits, opening, gated, upped] = &mut scratch.wide;
+        let [logits, opening, gated, upped] = &scratch.wide;
         let width = gate.rows;
-        for_each_chunk_mut(par, gated, width, |token, row| {
-            vec::silu_in_place(row);
-            row.iter_mut().zip(&upped[token * width..]).for_each(|(value, up)| *value *= up);
+        resize(&mut scratch.mixed, gated.len());
+        for_each_chunk_mut(par, &mut scratch.mixed, width, |token, row| {
+            let tokens = token * width..(token + 1) * width;
+            vec::silu_mul(&gated[tokens.clone()], &upped[tokens], row);
         });
-        scratch.inner_acts.fill(par, gated, width, self.forms(&[down]));
-        let product = Product { weight: self.store.matrix(down), out: &mut scratch.delta };
-        matmul(par, &mut [product], &scratch.inner_acts, self.precision);
+        self.product(par, down, &scratch.mixed, &mut scratch.inner_acts, &mut scratch.delta);
         for_each_chunk_mut(par, &mut scratch.delta, self.config.hidden, |token, row| {
             let open = vec::sigmoid(opening[token]);
             row.iter_mut().for_each(|value| *value *= open);
@@ -311,24 +306,26 @@ impl Model<'_> {
         }
         resize(&mut scratch.normed, scratch.delta.len());
         norm_rows(par, &scratch.delta, &self.weights.output_norm, self.config.eps, &mut scratch.normed);
-        scratch.acts.fill(par, &scratch.normed, hidden, self.forms(&[&self.weights.head]));
-        let product = Product { weight: self.store.matrix(&self.weights.head), out: &mut scratch.logits };
-        matmul(par, &mut [product], &scratch.acts, self.precision);
+        self.product(par, &self.weights.head, &scratch.normed, &mut scratch.acts, &mut scratch.logits);
     }
-}
 
-impl Model<'_> {
     /// `scratch.wide[i] = weights[i] · normed`, with the activations quantised once.
     fn project(&self, par: &dyn Parallel, weights: &[&Weight], scratch: &mut Scratch) {
         scratch.acts.fill(par, &scratch.normed, self.config.hidden, self.forms(weights));
         self.products(par, weights, &scratch.acts, &mut scratch.wide);
     }
 
-    /// `scratch.delta = out · mixed`.
-    fn project_out(&self, par: &dyn Parallel, out: &Weight, scratch: &mut Scratch) {
-        scratch.inner_acts.fill(par, &scratch.mixed, out.cols, self.forms(&[out]));
-        let product = Product { weight: self.store.matrix(out), out: &mut scratch.delta };
-        matmul(par, &mut [product], &scratch.inner_acts, self.precision);
+    /// `out = weight · rows`, with `rows` quantised in `acts`.
+    fn product(
+        &self,
+        par: &dyn Parallel,
+        weight: &Weight,
+        rows: &[f32],
+        acts: &mut Activations,
+        out: &mut [f32],
+    ) {
+        acts.fill(par, rows, weight.cols, self.forms(&[weight]));
+        matmul(par, &mut [Product { weight: self.store.matrix(weight), out }], acts, self.precision);
     }
 
     fn products(&self, par: &dyn Parallel, weights: &[&Weight], acts: &Activations, outs: &mut [Vec<f32>]) {

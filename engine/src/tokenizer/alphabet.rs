@@ -38,8 +38,8 @@ const BYTES: [u16; 0x144] = {
     bytes
 };
 
-/// The character of a byte.
-pub(super) const fn char_of(byte: u8) -> char {
+/// The character by which byte-level vocabularies (GPT-2's and those after it) spell a byte.
+pub const fn char_of(byte: u8) -> char {
     CHARS[byte as usize]
 }
 

@@ -2,37 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skep_gdn::{Form, HeadOrder, Input, Scratch, Shape, Span, State, Weights, mix};
 use skep_quant::Parallel;
-
-/// Scoped threads that pull chunks from a shared counter.
-pub(crate) struct Threads(pub(crate) usize);
-
-// SAFETY: the counter hands out each index once and the scope joins all threads.
-unsafe impl Parallel for Threads {
-    fn workers(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.0 {
-                scope.spawn(|| {
-                    loop {
-                        let i = next.fetch_add(1, Ordering::Relaxed);
-                        if i >= chunks {
-                            return;
-                        }
-                        body(i);
-                    }
-                });
-            }
-        });
-    }
-}
 
 /// xorshift64*
 pub(crate) struct Random(u64);

@@ -1,8 +1,6 @@
 //! Seeded weights in GGUF blocks, activations, and threads for the tests of the CPU experts.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use skep_quant::{Parallel, Type};
+use skep_quant::Type;
 
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -55,31 +53,4 @@ pub(crate) fn weights(ty: Type, len: usize, random: &mut Random) -> Vec<u8> {
         }
     }
     data
-}
-
-/// Scoped threads that draw chunks from a counter.
-pub(crate) struct Threads(pub(crate) usize);
-
-// SAFETY: the counter hands each index out once, and the scope joins all threads.
-unsafe impl Parallel for Threads {
-    fn workers(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.0 {
-                scope.spawn(|| {
-                    loop {
-                        let chunk = next.fetch_add(1, Ordering::Relaxed);
-                        if chunk >= chunks {
-                            break;
-                        }
-                        body(chunk);
-                    }
-                });
-            }
-        });
-    }
 }

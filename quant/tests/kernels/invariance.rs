@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use crate::kernels;
-use crate::samples::{KINDS, Random, Threads, activations, weights};
+use crate::samples::{KINDS, Random, activations, weights};
 use skep_quant::{
-    Activations, Forms, Matrix, Parallel, Precision, Product, Serial, Type, matmul, matmul_tile,
+    Activations, Forms, Matrix, Parallel, Precision, Product, Serial, Threads, Type, matmul, matmul_tile,
 };
 
 fn bits(x: &[f32]) -> Vec<u32> {

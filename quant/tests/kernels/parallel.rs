@@ -1,5 +1,4 @@
-use crate::samples::Threads;
-use skep_quant::{Parallel, Serial, for_each_chunk_mut};
+use skep_quant::{Parallel, Serial, Threads, for_each_chunk_mut};
 
 #[test]
 fn chunks_cover_the_slice_once() {

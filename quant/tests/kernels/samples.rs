@@ -1,8 +1,6 @@
 //! Weights and activations for tests: seeded, of every kind that has caused trouble.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use skep_quant::{Parallel, Type};
+use skep_quant::Type;
 
 /// A small generator (xorshift64*), the same numbers on every machine.
 pub(crate) struct Random(u64);
@@ -89,31 +87,4 @@ pub(crate) fn activations(kind: Kind, len: usize, random: &mut Random) -> Vec<f3
             Kind::Large => 2048.0,
         })
         .collect()
-}
-
-/// Scoped threads that pull chunks from a shared counter.
-pub(crate) struct Threads(pub(crate) usize);
-
-// SAFETY: the counter hands out each index once and the scope joins all threads.
-unsafe impl Parallel for Threads {
-    fn workers(&self) -> usize {
-        self.0
-    }
-
-    fn run(&self, chunks: usize, body: &(dyn Fn(usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..self.0 {
-                scope.spawn(|| {
-                    loop {
-                        let i = next.fetch_add(1, Ordering::Relaxed);
-                        if i >= chunks {
-                            return;
-                        }
-                        body(i);
-                    }
-                });
-            }
-        });
-    }
 }
