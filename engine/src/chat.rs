@@ -16,7 +16,7 @@ mod time;
 
 use serde_json::{Map, Value};
 
-pub use self::message::{Content, Message, Part, Role, ToolCall, merge_system};
+pub use self::message::{Content, Image, ImageReader, Message, Part, Role, ToolCall, merge_system};
 pub use self::template::{Context, Template};
 
 use crate::error::Result;

@@ -24,5 +24,6 @@ pub use runner::{LoadOptions, ModelInfo, Progress, Runner};
 pub use sampler::Sampling;
 pub use skep_attention::KvType;
 pub use skep_quant::Precision;
+pub use skep_vision::{Budget, Picture};
 pub use store::Residence;
 pub use stream::Delta;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
+use skep_vision::{Budget, Picture};
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -35,9 +37,31 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {
+    /// A picture.
+    Image(Image),
     /// Text.
     Text(String),
 }
+
+/// A picture in a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Image {
+    /// Its pixels.
+    pub picture: Arc<Picture>,
+    /// Soft tokens that it may take; by default what the runner was loaded with.
+    pub budget: Option<Budget>,
+}
+
+impl Image {
+    /// An image with the default budget.
+    pub fn new(picture: Picture) -> Self {
+        Self { picture: Arc::new(picture), budget: None }
+    }
+}
+
+/// Turns an image part of a message (`image_url`, `input_image`), given as JSON with its place, into an image.
+pub type ImageReader<'r> = dyn FnMut(&Value, &str) -> Result<Image> + 'r;
 
 /// What a message says, in the form the client chose: templates may render the two forms differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,16 +77,38 @@ impl Content {
     /// All text, joined as it comes.
     pub fn text(&self) -> String {
         match self {
-            Self::Parts(parts) => parts.iter().map(|Part::Text(text)| text.as_str()).collect(),
+            Self::Parts(parts) => parts
+                .iter()
+                .filter_map(|part| match part {
+                    Part::Image(_) => None,
+                    Part::Text(text) => Some(text.as_str()),
+                })
+                .collect(),
             Self::Text(text) => text.clone(),
         }
     }
 
+    /// The images in order.
+    pub fn images(&self) -> impl Iterator<Item = &Image> {
+        let parts = match self {
+            Self::Parts(parts) => parts.as_slice(),
+            Self::Text(_) => &[],
+        };
+        parts.iter().filter_map(|part| match part {
+            Part::Image(image) => Some(image),
+            Part::Text(_) => None,
+        })
+    }
+
     fn to_json(&self, as_parts: bool) -> Value {
         match self {
-            Self::Parts(parts) if as_parts => {
-                parts.iter().map(|Part::Text(text)| json!({"type": "text", "text": text})).collect()
-            }
+            Self::Parts(parts) if as_parts => parts
+                .iter()
+                .map(|part| match part {
+                    Part::Image(_) => json!({"type": "image"}),
+                    Part::Text(text) => json!({"type": "text", "text": text}),
+                })
+                .collect(),
             _ => Value::String(self.text()),
         }
     }
@@ -134,6 +180,15 @@ impl Message {
     ///
     /// As [`list`](Self::list).
     pub fn from_json(message: &Value, at: &str) -> Result<Self> {
+        Self::with_images(message, at, &mut |_, at| Err(refused(at, "is an image, which is not read here")))
+    }
+
+    /// Reads one message whose image parts `images` can read.
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list), and what `images` says.
+    pub fn with_images(message: &Value, at: &str, images: &mut ImageReader<'_>) -> Result<Self> {
         let Value::Object(fields) = message else {
             return Err(refused(at, "is not an object"));
         };
@@ -153,7 +208,7 @@ impl Message {
         };
         Ok(Self {
             role,
-            content: content(fields.get("content"), &format!("{at}.content"))?,
+            content: content(fields.get("content"), &format!("{at}.content"), images)?,
             reasoning_content: reasoning,
             tool_calls: tool_calls(fields.get("tool_calls"), &format!("{at}.tool_calls"))?,
             tool_call_id: text_field(fields, "tool_call_id", at)?,
@@ -228,24 +283,25 @@ fn text_field(fields: &Map<String, Value>, key: &str, at: &str) -> Result<Option
     }
 }
 
-fn content(content: Option<&Value>, at: &str) -> Result<Content> {
+fn content(content: Option<&Value>, at: &str, images: &mut ImageReader<'_>) -> Result<Content> {
     match content {
         None | Some(Value::Null) => Ok(Content::Text(String::new())),
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
         Some(Value::Array(parts)) => {
-            let part = |(index, json)| part(json, &format!("{at}[{index}]"));
+            let part = |(index, json)| part(json, &format!("{at}[{index}]"), images);
             Ok(Content::Parts(parts.iter().enumerate().map(part).collect::<Result<_>>()?))
         }
         Some(_) => Err(refused(at, "is neither a string nor an array of parts")),
     }
 }
 
-fn part(part: &Value, at: &str) -> Result<Part> {
+fn part(part: &Value, at: &str, images: &mut ImageReader<'_>) -> Result<Part> {
     match part.get("type").and_then(Value::as_str) {
         Some("text" | "input_text" | "output_text") => match part.get("text") {
             Some(Value::String(text)) => Ok(Part::Text(text.clone())),
             _ => Err(refused(at, "has no text")),
         },
+        Some("image_url" | "input_image") => Ok(Part::Image(images(part, at)?)),
         Some(kind) => Err(refused(at, &format!("has the unsupported type {kind:?}"))),
         None => Err(refused(at, "has no type")),
     }

@@ -1,0 +1,47 @@
+use thiserror::Error as ThisError;
+
+/// Why a picture or a tower was refused.
+#[derive(Debug, Clone, PartialEq, ThisError)]
+#[error("{kind}")]
+pub struct Error {
+    kind: ErrorKind,
+}
+
+impl Error {
+    /// What is wrong.
+    #[must_use]
+    pub const fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Self { kind }
+    }
+}
+
+/// The kinds of [`Error`].
+#[derive(Debug, Clone, PartialEq, ThisError)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A number of soft tokens that the model was not made for.
+    #[error("an image budget of {tokens} tokens: it must be one of 70, 140, 280, 560, 1120")]
+    Budget {
+        /// The refused number.
+        tokens: usize,
+    },
+    /// A picture without pixels, or whose bytes do not go with its size.
+    #[error("a picture of {width}x{height} pixels with {bytes} bytes of rgb")]
+    Size {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Bytes given.
+        bytes: usize,
+    },
+}
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = core::result::Result<T, E>;

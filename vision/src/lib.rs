@@ -1,0 +1,19 @@
+//! Image input of Gemma 4: a picture becomes soft tokens.
+#![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(clippy::std_instead_of_core, clippy::std_instead_of_alloc, clippy::alloc_instead_of_core)]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+#[cfg(not(any(feature = "std", feature = "libm")))]
+compile_error!("skep-vision needs float functions: enable the feature `std` or `libm`");
+
+mod budget;
+mod error;
+mod picture;
+
+pub use budget::Budget;
+pub use error::{Error, ErrorKind, Result};
+pub use picture::Picture;
