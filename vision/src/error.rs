@@ -41,6 +41,16 @@ pub enum ErrorKind {
         /// Bytes given.
         bytes: usize,
     },
+    /// A picture that patches do not fill exactly.
+    #[error("a picture of {width}x{height} pixels cannot be cut into patches of {patch}x{patch}")]
+    Uneven {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Pixels of a patch's side.
+        patch: usize,
+    },
 }
 
 /// The result of this crate's functions.

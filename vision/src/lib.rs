@@ -12,8 +12,10 @@ compile_error!("skep-vision needs float functions: enable the feature `std` or `
 
 mod budget;
 mod error;
+mod patches;
 mod picture;
 
 pub use budget::Budget;
 pub use error::{Error, ErrorKind, Result};
+pub use patches::Patches;
 pub use picture::Picture;
