@@ -13,6 +13,7 @@ mod decode;
 mod error;
 mod math;
 mod matrix;
+mod parallel;
 pub mod reference;
 mod types;
 
@@ -23,13 +24,12 @@ pub mod cpu;
 #[cfg(feature = "std")]
 mod matmul;
 #[cfg(feature = "std")]
-mod parallel;
-#[cfg(feature = "std")]
 pub mod vec;
 
 pub use decode::decode;
 pub use error::{Error, ErrorKind, Result};
 pub use matrix::Matrix;
+pub use parallel::{Parallel, Serial, for_each_chunk_mut};
 pub use types::Type;
 
 #[cfg(feature = "std")]
@@ -39,4 +39,4 @@ pub use cpu::Isa;
 #[cfg(feature = "std")]
 pub use matmul::{Precision, Product, matmul, matmul_tile};
 #[cfg(feature = "std")]
-pub use parallel::{Parallel, Serial, Threads, for_each_chunk_mut};
+pub use parallel::Threads;

@@ -1,6 +1,7 @@
 //! How the products of this crate and its users are spread over threads.
 
 use core::marker::PhantomData;
+#[cfg(feature = "std")]
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs the independent chunks of one operation, on a thread pool or on the caller alone ([`Serial`]).
@@ -36,9 +37,11 @@ unsafe impl Parallel for Serial {
 ///
 /// For tests, tools and work that is rare: starting threads costs far more than a small product. An engine keeps its
 /// threads and implements [`Parallel`] for its pool.
+#[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(pub usize);
 
+#[cfg(feature = "std")]
 // SAFETY: the counter hands out each index once, and the scope joins all threads.
 unsafe impl Parallel for Threads {
     fn workers(&self) -> usize {
@@ -111,6 +114,7 @@ unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
 /// A rectangle of an output matrix: `tokens` x `rows` values, one token `stride` values after the other.
 ///
 /// Several threads may hold rectangles of the same matrix, as long as they do not overlap.
+#[cfg(feature = "std")]
 pub(crate) struct Out<'a> {
     start: *mut f32,
     stride: usize,
@@ -119,6 +123,7 @@ pub(crate) struct Out<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
+#[cfg(feature = "std")]
 impl<'a> Out<'a> {
     /// The whole of `out` as `[tokens, rows]`.
     pub(crate) fn new(out: &'a mut [f32], tokens: usize, rows: usize) -> Self {
@@ -162,5 +167,6 @@ impl<'a> Out<'a> {
     }
 }
 
+#[cfg(feature = "std")]
 // SAFETY: writing needs `&mut Out`; a shared one only makes parts, under the contract of `part`.
 unsafe impl Sync for Out<'_> {}
