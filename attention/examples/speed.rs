@@ -60,7 +60,7 @@ fn measure(par: &dyn Parallel, ty: KvType, depth: usize, rows: usize) -> (f64, f
         let (q, k, v) = (&q[..rows * 16 * 2 * DIM], &k[..rows * 2 * DIM], &v[..rows * 2 * DIM]);
         let (queries, out) = (&mut queries[..rows * 16 * DIM], &mut out[..rows * 16 * DIM]);
         let positions = (start..start + rows).map(|i| Position::from(i as u32)).collect::<Vec<_>>();
-        let spans = [Span { tokens: 0..rows, pages: &pages, start }];
+        let spans = [Span { tokens: 0..rows, pages: &pages, start, together: &[] }];
         let projections = Projections { q: Queries::GateInterleaved(q), k, v };
         let began = Instant::now();
         skep_attention::prepare(

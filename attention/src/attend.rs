@@ -192,7 +192,8 @@ impl Plan {
         for (number, span) in spans.iter().enumerate() {
             for first in span.tokens.clone().step_by(tile_rows(heads)) {
                 let rows = first..(first + tile_rows(heads)).min(span.tokens.end);
-                let keys = mask.first_key(span.token(rows.start))..span.token(rows.end - 1) + 1;
+                let seen = |row| span.seen(mask, span.token(row));
+                let keys = seen(rows.start).start..seen(rows.end - 1).end;
                 for kv_head in 0..heads.kv_heads() {
                     let group = kv_head * heads.group()..(kv_head + 1) * heads.group();
                     for head in group.clone().step_by(tile_heads(heads)) {
@@ -330,9 +331,9 @@ impl<I: Isa> Pass<'_, I> {
             let block = keys.start.max(base)..keys.end.min(base + KEYS);
             // What of the block a row sees, counted from its base.
             let seen = |row: usize| {
-                let token = span.token(row);
-                let start = self.mask.first_key(token).clamp(base, base + KEYS) - base;
-                start..((token + 1).clamp(base, base + KEYS) - base).max(start)
+                let Range { start, end } = span.seen(self.mask, span.token(row));
+                let start = start.clamp(base, base + KEYS) - base;
+                start..(end.clamp(base, base + KEYS) - base).max(start)
             };
             // Rows that see nothing of it come first (too early) or last (window has passed).
             let Some(first) = job.rows.clone().find(|&row| !seen(row).is_empty()) else { continue };
@@ -458,7 +459,9 @@ mod tests {
             |len: usize, step: f32| (0..len).map(|i| (i as f32 * step).sin() * 2.0).collect::<vec::Vec<_>>();
         let (q, k, v) = (wave(n * 120, 0.71), wave(n * 40, 0.37), wave(n * 18, 0.13));
         let pages = (0..60).rev().collect::<vec::Vec<u32>>();
-        let whole = [Span { tokens: 0..n, pages: &pages, start: 0 }];
+        let images = [20..29, 29..33, 90..410, 530..531, 560..600];
+        let whole = [Span { tokens: 0..n, pages: &pages, start: 0, together: &[] }];
+        let seeing = [Span { together: &images, ..whole[0].clone() }];
         let mut cache = KvCache::new(KvType::F16, 60, 10, 2, 20, 9).unwrap();
         let projections = Projections { q: Queries::Plain(&q), k: &k, v: &v };
         let positions = vec![Position::default(); n];
@@ -474,18 +477,23 @@ mod tests {
             &mut queries,
         )
         .unwrap();
-        for mask in [Mask::Causal, Mask::Window(300)] {
+        let masks = [Mask::Causal, Mask::Window(300), Mask::Window(10)];
+        for (mask, whole) in masks.into_iter().flat_map(|mask| [(mask, &whole), (mask, &seeing)]) {
             let mut expected = vec![0.0; n * 54];
-            reference::attend(&heads, &q, None, &whole, &cache, mask, &mut expected).unwrap();
+            reference::attend(&heads, &q, None, whole, &cache, mask, &mut expected).unwrap();
             let mut scratch = Scratch::new();
             let mut all = vec![0.0; n * 54];
-            attend_with(isa, &Serial, &heads, &q, None, &whole, &cache, mask, &mut scratch, &mut all)
-                .unwrap();
+            attend_with(isa, &Serial, &heads, &q, None, whole, &cache, mask, &mut scratch, &mut all).unwrap();
             for (a, b) in all.iter().zip(&expected) {
                 assert!((a - b).abs() < 1e-5, "{a} is not {b}");
             }
-            for (start, len) in [(0, 33), (599, 1), (520, 5)] {
-                let spans = [Span { tokens: 0..len, pages: &pages, start }];
+            for (start, len) in [(0, 33), (599, 1), (520, 5), (80, 340), (411, 149)] {
+                let inside = |image: &&Range<usize>| image.start >= start && image.end <= start + len;
+                let together = whole[0].together.iter().filter(inside).cloned().collect::<vec::Vec<_>>();
+                if whole[0].together.len() > 0 && start == 599 {
+                    continue;
+                }
+                let spans = [Span { tokens: 0..len, pages: &pages, start, together: &together }];
                 let (q, mut out) = (&q[start * 120..][..len * 120], vec![0.0; len * 54]);
                 let par = Backwards(8);
                 attend_with(isa, &par, &heads, q, None, &spans, &cache, mask, &mut scratch, &mut out)
@@ -503,14 +511,18 @@ mod tests {
             let partials = plan.make(&heads, spans, Mask::Causal, workers);
             (plan.units.len(), plan.merges.len(), partials)
         };
-        let one = [Span { tokens: 0..1, pages: &[], start: 8191 }];
+        let one = [Span { tokens: 0..1, pages: &[], start: 8191, together: &[] }];
         assert_eq!(plan(&one, 1), (2, 0, 0));
         assert_eq!(plan(&one, 2), (64, 2, 64 * 8 * 258));
-        let prompt = [Span { tokens: 0..512, pages: &[], start: 0 }];
+        let prompt = [Span { tokens: 0..512, pages: &[], start: 0, together: &[] }];
         assert_eq!(plan(&prompt, 2), (256, 0, 0));
         // The one long sequence of a batch is split, the short ones are not.
-        let mixed =
-            (0..9).map(|i| Span { tokens: i..i + 1, pages: &[], start: if i == 4 { 99_999 } else { 99 } });
+        let mixed = (0..9).map(|i| Span {
+            tokens: i..i + 1,
+            pages: &[],
+            start: if i == 4 { 99_999 } else { 99 },
+            together: &[],
+        });
         assert_eq!(plan(&mixed.collect::<vec::Vec<_>>(), 4), (16 + 2 * 391, 2, 2 * 391 * 8 * 258));
     }
 }

@@ -17,6 +17,10 @@ pub struct Span<'a> {
     pub pages: &'a [u32],
     /// Token index in the sequence of the first row; all tokens before it are in the cache already.
     pub start: usize,
+    /// Ranges of token indices whose tokens see each other in both directions, as the parts of one image do: a query
+    /// inside a range sees its keys up to the range's end. In order, apart from each other, none empty, and each
+    /// within the tokens of the span: a range is never cut. Empty for plain causal attention.
+    pub together: &'a [Range<usize>],
 }
 
 /// Which keys a query sees.
@@ -161,6 +165,16 @@ impl Span<'_> {
         self.start + (row - self.tokens.start)
     }
 
+    /// Keys that the query at token index `token` sees.
+    pub(crate) fn seen(&self, mask: Mask, token: usize) -> Range<usize> {
+        let next = self.together.partition_point(|range| range.end <= token);
+        let end = match self.together.get(next) {
+            Some(range) if range.start <= token => range.end,
+            _ => token + 1,
+        };
+        mask.first_key(token)..end
+    }
+
     /// Page and slot of token `token`. The table must have been checked.
     pub(crate) fn place(&self, token: usize, page_len: usize) -> (usize, usize) {
         (self.pages[token / page_len] as usize, token % page_len)
@@ -188,6 +202,14 @@ pub(crate) fn check_spans(
         let Some(stop) = span.start.checked_add(len) else {
             return Err(Error::in_span(index, ErrorKind::TokenOverflow { start: span.start, len }));
         };
+        let mut free = span.start;
+        for range in span.together {
+            if range.start < free || range.end <= range.start || range.end > stop {
+                let kind = ErrorKind::Together { start: range.start, end: range.end, from: free, to: stop };
+                return Err(Error::in_span(index, kind));
+            }
+            free = range.end;
+        }
         let needed = stop.div_ceil(cache.page_len());
         if span.pages.len() < needed {
             let found = span.pages.len();

@@ -107,6 +107,18 @@ pub enum ErrorKind {
         /// Rows in the batch.
         n_tokens: usize,
     },
+    /// Ranges of tokens that see each other are empty, out of order, or not within the tokens of their span.
+    #[error("tokens {start}..{end} see each other, but must lie within {from}..{to} and not be empty")]
+    Together {
+        /// First token index of the range.
+        start: usize,
+        /// One past its last token index.
+        end: usize,
+        /// First token index that was free for it.
+        from: usize,
+        /// One past the last token index of the span.
+        to: usize,
+    },
     /// First token index plus length does not fit in `usize`.
     #[error("token index {start} + {len} overflows")]
     TokenOverflow {

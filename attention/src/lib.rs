@@ -39,7 +39,7 @@ pub use cache::{KvCache, KvType};
 pub use error::{Error, ErrorKind};
 pub use heads::Heads;
 #[cfg(feature = "std")]
-pub use prepare::prepare;
+pub use prepare::{prepare, prepare_queries};
 pub use rope::{Position, Rope};
 #[cfg(feature = "std")]
 pub use scratch::Scratch;

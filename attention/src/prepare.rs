@@ -6,10 +6,10 @@ use crate::attend::take;
 use crate::batch::check_spans;
 use crate::cache::{Side, ValuesMut};
 use crate::cpu::{Isa, with_isa};
-use crate::reference::check_prepare;
+use crate::reference::{check_prepare, check_queries};
 use crate::rope::Angles;
 use crate::scratch::{Scratch, Shared, lane_count};
-use crate::{Heads, KvCache, Norm, Norms, Position, Projections, Result, Rope, Span};
+use crate::{Heads, KvCache, Norm, Norms, Position, Projections, Queries, Result, Rope, Span};
 
 /// Rows that a thread takes at once.
 const ROWS: usize = 4;
@@ -111,6 +111,46 @@ pub(crate) fn prepare_with<I: Isa>(
         }
     });
     Ok(())
+}
+
+/// Normalises and rotates the queries of a batch into `q_out`, for a layer that reads the keys and values of another.
+///
+/// * `queries`: `[n_tokens, q_heads, head_dim]`, or with gates;
+/// * `q_norm`, `eps`: RMS norm of single heads, before the rotation;
+/// * `rope`: rotation, none for layers without;
+/// * `positions`: `[n_tokens]`, of the rows; their number is the number of rows;
+/// * `q_out`: `[n_tokens, q_heads, head_dim]`, the same to the bit as [`prepare`] makes it.
+///
+/// # Panics
+/// When a slice has the wrong length or the rope was made for other heads.
+pub fn prepare_queries(
+    par: &dyn Parallel,
+    heads: &Heads,
+    queries: Queries<'_>,
+    q_norm: Norm<'_>,
+    eps: f32,
+    rope: Option<&Rope>,
+    positions: &[Position],
+    q_out: &mut [f32],
+) {
+    check_queries(heads, queries, q_norm, rope, positions.len(), q_out);
+    let per_row = heads.q_heads() * heads.head_dim();
+    with_isa!(isa => for_each_chunk_mut(par, q_out, ROWS * per_row, |task, out| {
+        let mut angles = Angles::new();
+        for (i, out) in out.chunks_exact_mut(per_row).enumerate() {
+            let row = task * ROWS + i;
+            if let Some(rope) = rope {
+                rope.angles(positions[row], &mut angles);
+            }
+            for (head, q) in out.chunks_exact_mut(heads.head_dim()).enumerate() {
+                q.copy_from_slice(queries.head(heads, row, head));
+                norm(isa, q, &q_norm, eps);
+                if let Some(rope) = rope {
+                    rope.rotate(q, &angles);
+                }
+            }
+        }
+    }));
 }
 
 fn norm<I: Isa>(isa: I, head: &mut [f32], norm: &Norm<'_>, eps: f32) {

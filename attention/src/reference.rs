@@ -8,7 +8,9 @@ use alloc::vec::Vec;
 use crate::batch::check_spans;
 use crate::cache::{Side, ValuesMut, narrow};
 use crate::rope::Angles;
-use crate::{Gate, Heads, KvCache, Mask, Norm, Norms, Position, Projections, Result, Rope, Span, math};
+use crate::{
+    Gate, Heads, KvCache, Mask, Norm, Norms, Position, Projections, Queries, Result, Rope, Span, math,
+};
 
 /// Normalises and rotates the queries into `q_out`, the keys and values into the pages of `cache`.
 ///
@@ -99,7 +101,7 @@ pub fn attend(
     for span in spans {
         for row in span.tokens.clone() {
             let token = span.token(row);
-            let seen = mask.first_key(token)..token + 1;
+            let seen = span.seen(mask, token);
             for head in 0..heads.q_heads() {
                 let kv_head = head / heads.group();
                 let index = row * heads.q_heads() + head;
@@ -168,7 +170,7 @@ pub(crate) fn check_prepare(
     q_out: &[f32],
 ) {
     cache.check(heads);
-    projections.q.check(heads, n_tokens);
+    check_queries(heads, projections.q, norms.q, rope, n_tokens, q_out);
     let kv_rows = n_tokens * heads.kv_heads();
     assert_eq!(
         projections.k.len(),
@@ -176,11 +178,23 @@ pub(crate) fn check_prepare(
         "k length must be n_tokens * kv_heads * head_dim"
     );
     assert_eq!(projections.v.len(), kv_rows * heads.v_dim(), "v length must be n_tokens * kv_heads * v_dim");
-    let expected = n_tokens * heads.q_heads() * heads.head_dim();
-    assert_eq!(q_out.len(), expected, "q_out length must be n_tokens * q_heads * head_dim");
-    norms.q.check(heads.head_dim());
     norms.k.check(heads.head_dim());
     norms.v.check(heads.v_dim());
+}
+
+/// Panics unless the queries fit their norm, their rotation and the output.
+pub(crate) fn check_queries(
+    heads: &Heads,
+    queries: Queries<'_>,
+    q_norm: Norm<'_>,
+    rope: Option<&Rope>,
+    n_tokens: usize,
+    q_out: &[f32],
+) {
+    queries.check(heads, n_tokens);
+    let expected = n_tokens * heads.q_heads() * heads.head_dim();
+    assert_eq!(q_out.len(), expected, "q_out length must be n_tokens * q_heads * head_dim");
+    q_norm.check(heads.head_dim());
     if let Some(rope) = rope {
         assert_eq!(rope.head_dim(), heads.head_dim(), "rope and layer differ in head_dim");
     }

@@ -59,7 +59,7 @@ fn steady_state_allocates_nothing() {
     let (mut queries, mut out) = (vec![0.0; n * 4 * 40], vec![0.0; n * 4 * 40]);
     let mut step = |start: usize, n: usize| {
         let before = COUNT.load(Ordering::Relaxed);
-        let spans = [Span { tokens: 0..n, pages: &pages, start }];
+        let spans = [Span { tokens: 0..n, pages: &pages, start, together: &[] }];
         let q = &q[..n * 4 * 80];
         let projections = Projections { q: Queries::GateInterleaved(q), k: &k[..n * 40], v: &k[..n * 40] };
         let queries = &mut queries[..n * 4 * 40];

@@ -60,7 +60,7 @@ fn assert_both(n: usize, spans: &[Span<'_>], kind: ErrorKind, span: Option<usize
 
 #[test]
 fn page_tables() {
-    let span = |tokens, pages, start| Span { tokens, pages, start };
+    let span = |tokens, pages, start| Span { tokens, pages, start, together: &[] };
     let out_of_range = ErrorKind::PageOutOfRange { index: 1, page: 3, n_pages: 3 };
     assert_both(5, &[span(0..5, &[0, 3], 0)], out_of_range, Some(0));
     assert_both(2, &[span(0..1, &[0], 0), span(1..2, &[1, 3], 4)], out_of_range, Some(1));
@@ -81,7 +81,7 @@ fn page_tables() {
 
 #[test]
 fn pages_written_twice() {
-    let span = |tokens, pages, start| Span { tokens, pages, start };
+    let span = |tokens, pages, start| Span { tokens, pages, start, together: &[] };
     let shared = |index, page| ErrorKind::PageShared { index, page };
     let within = [span(0..5, &[2, 2], 0)];
     assert_eq!(both(5, &within, Mask::Causal).0.unwrap_err().kind(), shared(1, 2));
@@ -96,7 +96,7 @@ fn pages_written_twice() {
 #[test]
 fn windows_leave_pages_behind() {
     // Token 8 with a window of 4 sees 5..=8: page entry 0 may be anything.
-    let spans = [Span { tokens: 0..1, pages: &[u32::MAX, 0, 1], start: 8 }];
+    let spans = [Span { tokens: 0..1, pages: &[u32::MAX, 0, 1], start: 8, together: &[] }];
     let (prepared, attended) = both(1, &spans, Mask::Window(4));
     assert!(prepared.is_ok() && attended.is_ok());
     let kind = ErrorKind::PageOutOfRange { index: 0, page: u32::MAX, n_pages: 3 };
@@ -110,7 +110,7 @@ fn windows_leave_pages_behind() {
 #[test]
 #[expect(clippy::reversed_empty_ranges, reason = "a reversed range is the point")]
 fn spans_cover_the_batch() {
-    let span = |tokens| Span { tokens, pages: &[0], start: 0 };
+    let span = |tokens| Span { tokens, pages: &[0], start: 0, together: &[] };
     let rows = |start, end, expected| ErrorKind::SpanRows { start, end, expected, n_tokens: 3 };
     assert_both(3, &[], ErrorKind::RowsUncovered { covered: 0, n_tokens: 3 }, None);
     assert_both(3, &[span(0..2)], ErrorKind::RowsUncovered { covered: 2, n_tokens: 3 }, None);
@@ -154,7 +154,7 @@ fn prepare_with_lengths(q: usize, k: usize, v: usize, out: usize, rope: usize) {
     let (q, k, v, mut out) = (vec![0.0; q], vec![0.0; k], vec![0.0; v], vec![0.0; out]);
     let projections = Projections { q: Queries::Plain(&q), k: &k, v: &v };
     let rope = Rope::new(rope, 4, 1e4).unwrap();
-    let spans = [Span { tokens: 0..1, pages: &[0], start: 0 }];
+    let spans = [Span { tokens: 0..1, pages: &[0], start: 0, together: &[] }];
     let (positions, mut cache) = ([Position::default()], cache());
     let norms = Norms::default();
     skep_attention::prepare(
@@ -212,7 +212,7 @@ fn wrong_rope() {
 fn wrong_cache() {
     let cache = KvCache::new(KvType::F32, 3, 4, 1, 8, 4).unwrap();
     let mut out = [0.0; 16];
-    let spans = [Span { tokens: 0..1, pages: &[0], start: 0 }];
+    let spans = [Span { tokens: 0..1, pages: &[0], start: 0, together: &[] }];
     let _ = skep_attention::attend(
         &Serial,
         &heads(),

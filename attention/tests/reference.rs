@@ -49,7 +49,7 @@ fn a_layer_step_by_step() {
         let (mut queries, mut out) = (Vec::new(), Vec::new());
         for (start, len) in [(0, 13), (13, 1), (14, 7)] {
             let rows = start..start + len;
-            let spans = [Span { tokens: 0..len, pages: &[2, 0, 3], start }];
+            let spans = [Span { tokens: 0..len, pages: &[2, 0, 3], start, together: &[] }];
             let q = &q[rows.start * 96..rows.end * 96];
             let projections = Projections {
                 q: Queries::GateInterleaved(q),

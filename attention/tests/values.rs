@@ -100,7 +100,7 @@ fn queries_and_gates_are_interleaved_by_head() {
     let q = (0..16).map(|i| i as f32).collect::<Vec<_>>();
     let (k, v) = (vec![1.0; 4], vec![2.0, -4.0, 8.0, 0.5]);
     let mut cache = KvCache::new(KvType::F32, 1, 4, 1, 4, 4).unwrap();
-    let spans = [Span { tokens: 0..1, pages: &[0], start: 0 }];
+    let spans = [Span { tokens: 0..1, pages: &[0], start: 0, together: &[] }];
     let mut scratch = Scratch::new();
     let mut queries = vec![0.0; 8];
     let projections = Projections { q: Queries::GateInterleaved(&q), k: &k, v: &v };
@@ -167,7 +167,7 @@ fn half_precision_saturates_but_keeps_faults() {
     k.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 2049.0]);
     let v = vec![7e4, -7e4, f32::INFINITY, 0.1, 0.2, 0.3, 0.4, 0.5, 8e4];
     let projections = Projections { q: Queries::Plain(&[0.0; 16]), k: &k, v: &v };
-    let spans = [Span { tokens: 0..1, pages: &[1], start: 3 }];
+    let spans = [Span { tokens: 0..1, pages: &[1], start: 3, together: &[] }];
     let (mut fast, mut slow) = [0; 2].map(|_| KvCache::new(KvType::F16, 2, 4, 1, 16, 9).unwrap()).into();
     let positions = [Position::from(3)];
     let (norms, mut q) = (Norms::default(), [0.0; 16]);
@@ -282,7 +282,7 @@ proptest! {
         let mut row = 0;
         let spans = lens.iter().zip(tables.chunks(per_sequence)).map(|(len, pages)| {
             row += len;
-            Span { tokens: row - len..row, pages, start }
+            Span { tokens: row - len..row, pages, start, together: &[] }
         }).collect::<Vec<_>>();
 
         let mut caches = [0; 2].map(|_| KvCache::new(ty, tables.len(), page_len, kv_heads, head_dim, v_dim).unwrap());

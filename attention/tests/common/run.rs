@@ -49,7 +49,12 @@ impl Run<'_> {
                 }
                 let first = positions.len();
                 positions.extend(rows.clone().map(|row| Position::from(row as u32)));
-                spans.push(Span { tokens: first..positions.len(), pages: &tables[i], start: rows.start });
+                spans.push(Span {
+                    tokens: first..positions.len(),
+                    pages: &tables[i],
+                    start: rows.start,
+                    together: &[],
+                });
             }
             let n = positions.len();
             let queries = if self.gated { Queries::GateInterleaved(&q) } else { Queries::Plain(&q) };

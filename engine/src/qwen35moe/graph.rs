@@ -193,7 +193,7 @@ impl Model<'_> {
         let spans: Vec<skep_attention::Span<'_>> = rows_of(batch)
             .map(|(piece, tokens)| {
                 let sequence = memory.sequence(piece.sequence);
-                skep_attention::Span { tokens, pages: &sequence.pages, start: sequence.len }
+                skep_attention::Span { tokens, pages: &sequence.pages, start: sequence.len, together: &[] }
             })
             .collect();
         let [q_gate, k, v, _] = &scratch.wide;
