@@ -31,6 +31,14 @@ pub enum ErrorKind {
         /// The refused number.
         tokens: usize,
     },
+    /// A picture without pixels.
+    #[error("a picture of {width}x{height} pixels")]
+    Empty {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows.
+        height: usize,
+    },
     /// A picture without pixels, or whose bytes do not go with its size.
     #[error("a picture of {width}x{height} pixels with {bytes} bytes of rgb")]
     Size {
@@ -40,6 +48,14 @@ pub enum ErrorKind {
         height: usize,
         /// Bytes given.
         bytes: usize,
+    },
+    /// Patches of a size that no tower has.
+    #[error("patches of {patch} pixels a side pooled {pooling}x{pooling}")]
+    Tiling {
+        /// Pixels of a patch's side.
+        patch: usize,
+        /// Patches of a soft token's side.
+        pooling: usize,
     },
     /// A picture that patches do not fill exactly.
     #[error("a picture of {width}x{height} pixels cannot be cut into patches of {patch}x{patch}")]

@@ -12,10 +12,15 @@ compile_error!("skep-vision needs float functions: enable the feature `std` or `
 
 mod budget;
 mod error;
+mod math;
 mod patches;
 mod picture;
+mod resize;
+mod tiling;
 
 pub use budget::Budget;
 pub use error::{Error, ErrorKind, Result};
 pub use patches::Patches;
 pub use picture::Picture;
+pub use resize::resize;
+pub use tiling::Tiling;

@@ -1,6 +1,8 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+use sha2::{Digest, Sha256};
+
 use crate::{ErrorKind, Result};
 
 /// Pixels of a picture, 8 bits per channel: `[height, width, 3]`, red, green, blue.
@@ -41,6 +43,16 @@ impl Picture {
     #[must_use]
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
+    }
+
+    /// The picture's identity: SHA-256 of its width and height (little-endian, 64 bits each) and its pixels.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update((self.width as u64).to_le_bytes());
+        hash.update((self.height as u64).to_le_bytes());
+        hash.update(&self.rgb);
+        hash.finalize().into()
     }
 }
 
