@@ -21,8 +21,21 @@ pub struct Piece<'a> {
     pub sequence: SequenceId,
     /// One token when decoding, a chunk of the prompt when prefilling.
     pub tokens: &'a [u32],
+    /// Images whose embeddings stand in place of tokens, in order. An image is never split: all of its rows come in one
+    /// piece, since they may see each other.
+    pub images: &'a [ImageRows<'a>],
     /// Which logits are wanted.
     pub want: Want,
+}
+
+/// The embeddings of one image in a piece, as [`Runner::encode_image`](crate::Runner::encode_image) makes them.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::exhaustive_structs, reason = "built by callers as a literal")]
+pub struct ImageRows<'a> {
+    /// Index in the piece's tokens of the first row; the tokens there only hold the place.
+    pub at: usize,
+    /// `[n, hidden]`: one row per soft token.
+    pub rows: &'a [f32],
 }
 
 /// Tokens of several sequences that one step runs together; each sequence at most once.
@@ -39,7 +52,7 @@ impl<'a> Batch<'a> {
 
     /// A batch of one piece.
     pub fn of(sequence: SequenceId, tokens: &'a [u32], want: Want) -> Self {
-        Self { pieces: vec![Piece { sequence, tokens, want }] }
+        Self { pieces: vec![Piece { sequence, tokens, images: &[], want }] }
     }
 
     /// Adds a piece.

@@ -1,5 +1,6 @@
 use crate::error::{Error, Result};
-use crate::qwen35moe;
+use crate::graph::Reading;
+use crate::{gemma4, qwen35moe};
 use skep_gguf::{Gguf, Map};
 
 /// How a layer mixes tokens.
@@ -8,6 +9,8 @@ use skep_gguf::{Gguf, Map};
 pub enum LayerKind {
     /// Softmax attention over all earlier tokens.
     FullAttention,
+    /// Softmax attention over the last tokens.
+    SlidingAttention,
     /// Gated DeltaNet: a recurrent state of fixed size.
     GatedDeltaNet,
 }
@@ -22,7 +25,7 @@ pub struct Inspection {
     pub draft_block: Option<usize>,
     /// Bytes of the draft block.
     pub draft_bytes: u64,
-    /// Experts of a layer.
+    /// Experts of a layer; 0 where there are none.
     pub experts: usize,
     /// Experts that a token uses.
     pub experts_used: usize,
@@ -38,27 +41,19 @@ pub struct Inspection {
 /// What loading would say: an architecture that is not supported, a missing key, a tensor without a role, a role without a
 /// tensor.
 pub fn inspect(file: &Gguf<Map>) -> Result<Inspection> {
-    supported(file.architecture()?)?;
-    let (config, weights, _) = qwen35moe::read(file)?;
-    let kind =
-        |&recurrent: &bool| if recurrent { LayerKind::GatedDeltaNet } else { LayerKind::FullAttention };
-    Ok(Inspection {
-        layers: config.recurrent.iter().map(kind).collect(),
-        draft_block: config.draft,
-        draft_bytes: weights.draft_bytes,
-        experts: config.experts,
-        experts_used: config.experts_used,
-        active_bytes_per_token: weights.active_bytes(&config),
-        warnings: config.warnings,
-    })
+    Ok(read(file)?.facts.inspection)
 }
 
-/// Refuses an architecture that has no graph here.
-pub(crate) fn supported(architecture: &str) -> Result<()> {
-    match architecture {
-        "qwen35moe" => Ok(()),
-        other => {
-            Err(Error::model(format_args!("architecture {other} is not supported (supported: qwen35moe)")))
-        }
+/// Reads a model of any architecture that has a graph here.
+pub(crate) fn read<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Reading> {
+    match file.architecture()? {
+        "qwen35moe" => qwen35moe::read(file),
+        "gemma4" => gemma4::read(file),
+        "clip" => Err(Error::model(
+            "this is a projector (architecture clip), which goes beside a model and is not one",
+        )),
+        other => Err(Error::model(format_args!(
+            "architecture {other} is not supported (supported: gemma4, qwen35moe)"
+        ))),
     }
 }

@@ -5,7 +5,11 @@ pub mod chat;
 mod constraint;
 mod engine;
 mod error;
+mod experts;
+mod gemma4;
+mod graph;
 mod inspect;
+mod keys;
 mod memory;
 mod qwen35moe;
 mod runner;
@@ -14,7 +18,7 @@ mod store;
 pub mod stream;
 pub mod tokenizer;
 
-pub use batch::{Batch, Piece, SequenceId, Want};
+pub use batch::{Batch, ImageRows, Piece, SequenceId, Want};
 pub use engine::{
     Engine, EngineOptions, Event, FinishReason, Prompt, Request, Sink, Submitted, Timings, ToolChoice, Usage,
 };

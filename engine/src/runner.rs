@@ -1,9 +1,9 @@
 use crate::batch::{Batch, SequenceId};
 use crate::chat::Template;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inspect::supported;
-use crate::memory::Memory;
-use crate::qwen35moe::{self, Config, Model, Scratch, Weights};
+use crate::graph::{Facts, Graph, Reading, Step};
+use crate::inspect;
+use crate::memory::{Layout, Memory};
 use crate::sampler::Sampling;
 use crate::store::{self, Residence, Store};
 use crate::tokenizer::Tokenizer;
@@ -92,13 +92,12 @@ pub struct ModelInfo {
 /// A loaded model with the memory of its sequences: runs batches.
 pub struct Runner {
     info: ModelInfo,
-    config: Config,
-    weights: Weights,
+    facts: Facts,
+    graph: Box<dyn Graph>,
     store: Store,
     precision: Precision,
     pool: Pool,
     memory: Memory,
-    scratch: Scratch,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<Template>>,
     sampling: Sampling,
@@ -115,14 +114,13 @@ impl Runner {
         let file = store::open(path)?;
         let in_file = |error: Error| Error::new(error.kind(), format!("{}: {error}", path.display()));
         let architecture = file.architecture()?.to_owned();
-        supported(&architecture).map_err(in_file)?;
-        let (config, weights, used) = qwen35moe::read(&file).map_err(in_file)?;
+        let Reading { facts, graph, used } = inspect::read(&file).map_err(in_file)?;
         let tokenizer = Arc::new(Tokenizer::from_gguf(&file).map_err(in_file)?);
-        if tokenizer.n_vocab() != config.vocab {
+        if tokenizer.n_vocab() != facts.vocab {
             return Err(in_file(Error::model(format_args!(
                 "the vocabulary has {} entries, but token_embd.weight {} rows",
                 tokenizer.n_vocab(),
-                config.vocab
+                facts.vocab
             ))));
         }
         let template = match file.str("tokenizer.chat_template")? {
@@ -138,10 +136,10 @@ impl Runner {
         };
 
         let sequences = options.sequences.max(1);
-        let context = context(&config, options, sequences)?;
+        let layout = graph.layout();
+        let context = context(&facts, &layout, options, sequences)?;
         let pool = Pool::new(options.threads.unwrap_or_else(|| Cpu::detect().default_threads()))?;
-        let memory = Memory::new(&config, options.kv, sequences, context)?;
-        let scratch = Scratch::new(&config)?;
+        let memory = Memory::new(&layout, options.kv, sequences, context)?;
         let file_bytes = file.file_bytes();
         let store = Store::new(file, &used, options.residence, &mut |done_bytes, total_bytes| {
             progress(Progress::Loading { done_bytes, total_bytes });
@@ -149,26 +147,25 @@ impl Runner {
         let info = ModelInfo {
             name,
             architecture,
-            n_layers: config.layers,
-            n_vocab: config.vocab,
-            context_length: config.context,
+            n_layers: facts.inspection.layers.len(),
+            n_vocab: facts.vocab,
+            context_length: facts.context,
             context,
             file_bytes,
-            active_bytes_per_token: weights.active_bytes(&config),
-            draft_bytes: weights.draft_bytes,
+            active_bytes_per_token: facts.inspection.active_bytes_per_token,
+            draft_bytes: facts.inspection.draft_bytes,
             threads: pool.threads(),
             isa: isa.name().to_owned(),
-            warnings: config.warnings.clone(),
+            warnings: facts.inspection.warnings.clone(),
         };
         Ok(Self {
             info,
-            config,
-            weights,
+            facts,
+            graph,
             store,
             precision: options.precision,
             pool,
             memory,
-            scratch,
             tokenizer,
             template,
             sampling,
@@ -232,25 +229,40 @@ impl Runner {
         for piece in batch.pieces() {
             self.memory.reserve(piece.sequence, piece.tokens.len())?;
         }
-        let model = Model {
-            config: &self.config,
-            weights: &self.weights,
-            store: &self.store,
-            precision: self.precision,
-        };
-        let (memory, scratch) = (&mut self.memory, &mut self.scratch);
-        self.pool.enter(|scope| model.forward(&Team(scope), memory, batch, scratch))?;
-        Ok(self.scratch.logits())
+        let Self { graph, store, precision, memory, .. } = self;
+        let (store, precision) = (&*store, *precision);
+        self.pool.enter(|scope| {
+            let par = &Team(scope);
+            graph.forward(&Step { par, store, precision }, memory, batch)
+        })?;
+        Ok(self.graph.logits())
     }
 
     fn check(&self, batch: &Batch<'_>) -> Result<()> {
         let request = |message: String| Err(Error::new(ErrorKind::Request, message));
         for (index, piece) in batch.pieces().iter().enumerate() {
-            if let Some(token) = piece.tokens.iter().find(|&&token| token as usize >= self.config.vocab) {
-                return request(format!("token {token} is outside the vocabulary of {}", self.config.vocab));
+            if let Some(token) = piece.tokens.iter().find(|&&token| token as usize >= self.facts.vocab) {
+                return request(format!("token {token} is outside the vocabulary of {}", self.facts.vocab));
             }
             if batch.pieces()[..index].iter().any(|other| other.sequence == piece.sequence) {
                 return request(format!("sequence {} stands twice in a batch", piece.sequence.0));
+            }
+            if !piece.images.is_empty() && !self.facts.images {
+                return request("this model takes no images".to_owned());
+            }
+            let (mut free, hidden) = (0, self.facts.hidden);
+            for image in piece.images {
+                let (rows, rest) = (image.rows.len() / hidden, image.rows.len() % hidden);
+                let end = image.at.saturating_add(rows);
+                if rows == 0 || rest != 0 || image.at < free || end > piece.tokens.len() {
+                    return request(format!(
+                        "an image of {} numbers at token {} of a piece of {} does not fit",
+                        image.rows.len(),
+                        image.at,
+                        piece.tokens.len()
+                    ));
+                }
+                free = end;
             }
         }
         Ok(())
@@ -258,21 +270,22 @@ impl Runner {
 }
 
 /// The context of each sequence: as asked, or what the model allows within a quarter of the available memory.
-fn context(config: &Config, options: &LoadOptions, sequences: usize) -> Result<usize> {
+fn context(facts: &Facts, layout: &Layout, options: &LoadOptions, sequences: usize) -> Result<usize> {
     if let Some(context) = options.context {
-        if context == 0 || context > config.context {
+        if context == 0 || context > facts.context {
             let message =
-                format!("a context of {context} was asked for, but the model allows 1 to {}", config.context);
+                format!("a context of {context} was asked for, but the model allows 1 to {}", facts.context);
             return Err(Error::new(ErrorKind::Request, message));
         }
         return Ok(context);
     }
     const FLOOR: usize = 4096;
-    let per_token = Memory::kv_bytes_per_token(config, options.kv).max(1) * sequences as u64;
-    let affordable =
-        skep_hal::memory::Memory::detect().available.map_or(u64::MAX, |bytes| bytes / 4 / per_token);
-    let context = usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(config.context);
-    Ok(context)
+    let windows = layout.window_bytes(options.kv, facts.context) * sequences as u64;
+    let per_token = layout.bytes_per_token(options.kv).max(1) * sequences as u64;
+    let affordable = skep_hal::memory::Memory::detect()
+        .available
+        .map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(windows) / per_token);
+    Ok(usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(facts.context))
 }
 
 /// Lends a scope of the pool to the compute crates.

@@ -34,7 +34,7 @@ fn neighbours_change_no_bit() {
     let sequences: Vec<_> = (0..3).map(|_| runner.open().unwrap()).collect();
     let mut batch = Batch::new();
     for (&sequence, tokens) in sequences.iter().zip([a, b, c]) {
-        batch.push(Piece { sequence, tokens, want: Want::Last });
+        batch.push(Piece { sequence, tokens, images: &[], want: Want::Last });
     }
     let vocab = runner.info().n_vocab;
     let together = runner.step(&batch).unwrap().to_vec();
@@ -44,7 +44,7 @@ fn neighbours_change_no_bit() {
     // One prefills while the others decode, rows in another order than the sequences were opened.
     let mut batch = Batch::new();
     for (index, tokens) in [(2, &tokens[120..121]), (0, &tokens[40..60]), (1, &tokens[41..42])] {
-        batch.push(Piece { sequence: sequences[index], tokens, want: Want::Last });
+        batch.push(Piece { sequence: sequences[index], tokens, images: &[], want: Want::Last });
     }
     let together = runner.step(&batch).unwrap().to_vec();
     sequences.iter().for_each(|&sequence| runner.close(sequence));
@@ -110,7 +110,7 @@ fn what_cannot_run_is_refused_and_changes_nothing() {
     let kind = refused(&mut runner, &Batch::of(sequence, &long, Want::Last));
     assert_eq!(kind, ErrorKind::ContextLength { prompt: 1025, limit: 1024 });
     let mut twice = Batch::of(sequence, &tokens[..2], Want::Last);
-    twice.push(Piece { sequence, tokens: &tokens[2..3], want: Want::Last });
+    twice.push(Piece { sequence, tokens: &tokens[2..3], images: &[], want: Want::Last });
     assert_eq!(refused(&mut runner, &twice), ErrorKind::Request);
     assert_eq!(runner.len(sequence), 0);
     let after = runner.step(&Batch::of(sequence, &tokens, Want::Last)).unwrap().to_vec();

@@ -207,7 +207,12 @@ fn decode(runner: &mut Runner, depth: usize, count: usize, sequences: usize) -> 
     for position in depth..depth + count {
         let mut batch = Batch::new();
         for (sequence, ids) in &members {
-            batch.push(Piece { sequence: *sequence, tokens: &ids[position..=position], want: Want::Last });
+            batch.push(Piece {
+                sequence: *sequence,
+                tokens: &ids[position..=position],
+                images: &[],
+                want: Want::Last,
+            });
         }
         runner.step(&batch)?;
     }

@@ -153,7 +153,7 @@ impl Active {
     fn piece(&self) -> Piece<'_> {
         let end = self.job.tokens.len().min(self.done + CHUNK);
         let want = if end == self.job.tokens.len() { Want::Last } else { Want::Nothing };
-        Piece { sequence: self.sequence, tokens: &self.job.tokens[self.done..end], want }
+        Piece { sequence: self.sequence, tokens: &self.job.tokens[self.done..end], images: &[], want }
     }
 
     /// Chooses the next token and sends what it says.

@@ -1,4 +1,5 @@
 use crate::error::{Error, Result};
+use crate::keys::{Keys, block_tensor};
 use skep_gdn::HeadOrder;
 use skep_gguf::Gguf;
 
@@ -31,7 +32,7 @@ pub(crate) struct Config {
 
 impl Config {
     pub(crate) fn read<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<Self> {
-        let keys = Keys { file, prefix: file.architecture()? };
+        let keys = Keys::new(file)?;
         let mut warnings = Vec::new();
         let (layers, draft) = trunk(&keys, &mut warnings)?;
         let recurrent = layer_kinds(&keys, layers, &mut warnings)?;
@@ -69,18 +70,8 @@ impl Config {
         )
         .map_err(|error| Error::model(format_args!("{}.ssm: {error}", keys.prefix)))?;
 
-        let experts = keys.usize("expert_count")?;
-        let experts_used = keys.usize("expert_used_count")?;
-        if experts_used == 0 || experts_used > experts {
-            return Err(Error::model(format_args!(
-                "{0}.expert_used_count {experts_used} does not go with {0}.expert_count {experts}",
-                keys.prefix
-            )));
-        }
-        let embedding = file
-            .tensor("token_embd.weight")
-            .ok_or_else(|| Error::model("missing tensors: token_embd.weight"))?;
-        let vocab = embedding.shape().get(1).copied().unwrap_or(1) as usize;
+        let (experts, experts_used) = keys.experts()?;
+        let vocab = keys.vocab()?;
 
         Ok(Self {
             layers,
@@ -103,55 +94,6 @@ impl Config {
             vocab,
             warnings,
         })
-    }
-}
-
-/// The metadata of one architecture.
-struct Keys<'f, B> {
-    file: &'f Gguf<B>,
-    prefix: &'f str,
-}
-
-impl<B: AsRef<[u8]>> Keys<'_, B> {
-    fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.prefix)
-    }
-
-    fn missing(&self, key: &str) -> Error {
-        Error::model(format_args!("missing metadata key {}", self.name(key)))
-    }
-
-    fn usize(&self, key: &str) -> Result<usize> {
-        self.file.usize(&self.name(key))?.ok_or_else(|| self.missing(key))
-    }
-
-    fn nonzero(&self, key: &str) -> Result<usize> {
-        match self.usize(key)? {
-            0 => Err(Error::model(format_args!("{} is 0", self.name(key)))),
-            n => Ok(n),
-        }
-    }
-
-    fn f32(&self, key: &str) -> Result<f32> {
-        let value = self.file.f32(&self.name(key))?.ok_or_else(|| self.missing(key))?;
-        if value.is_finite() && value > 0.0 {
-            Ok(value)
-        } else {
-            Err(Error::model(format_args!("{} is {value}, not a positive number", self.name(key))))
-        }
-    }
-
-    /// A count that is given once or per layer: the one value that is not zero.
-    fn single(&self, key: &str) -> Result<usize> {
-        let name = self.name(key);
-        let values = self.file.per_layer_usize(&name)?.ok_or_else(|| self.missing(key))?;
-        match values.distinct_nonzero().as_slice() {
-            [one] => Ok(*one),
-            [] => Err(Error::model(format_args!("{name} is 0 for every layer"))),
-            several => Err(Error::model(format_args!(
-                "{name} differs between layers ({several:?}), which this architecture does not allow"
-            ))),
-        }
     }
 }
 
@@ -223,12 +165,6 @@ fn trunk<B: AsRef<[u8]>>(keys: &Keys<'_, B>, warnings: &mut Vec<String>) -> Resu
             keys.name("nextn_predict_layers")
         ))),
     }
-}
-
-/// Splits `blk.3.attn_q.weight` into 3 and `attn_q.weight`.
-fn block_tensor(name: &str) -> Option<(usize, &str)> {
-    let (index, role) = name.strip_prefix("blk.")?.split_once('.')?;
-    Some((index.parse().ok()?, role))
 }
 
 /// Which trunk layers are recurrent: those with `ssm_*` tensors.

@@ -1,5 +1,6 @@
 use super::Config;
 use crate::error::{Error, Result};
+use crate::experts::ExpertWeights;
 use crate::store::{Claims, Weight};
 
 /// Every tensor of the trunk by its role.
@@ -19,25 +20,9 @@ pub(crate) struct Layer {
     pub(crate) mixer: Mixer,
     pub(crate) moe_norm: Vec<f32>,
     pub(crate) router: Weight,
-    pub(crate) experts: Experts,
+    pub(crate) experts: ExpertWeights,
     pub(crate) shared_gate: Weight,
     pub(crate) shared: SharedExpert,
-}
-
-/// The routed experts, `[experts, rows, cols]` stacks.
-pub(crate) struct Experts {
-    pub(crate) gate_up: GateUp,
-    pub(crate) down: Weight,
-}
-
-/// How the file holds the gate and up projections.
-pub(crate) enum GateUp {
-    /// One tensor, of each expert the gate rows first.
-    Fused(Weight),
-    Split {
-        gate: Weight,
-        up: Weight,
-    },
 }
 
 /// The expert that every token passes.
@@ -96,23 +81,11 @@ impl Weights {
         let experts: u64 = self
             .layers
             .iter()
-            .flat_map(|layer| layer.experts.banks())
-            .map(|bank| bank.bytes() / config.experts as u64 * config.experts_used as u64)
+            .map(|layer| layer.experts.active_bytes(config.experts, config.experts_used))
             .sum();
         let norms = 4 * self.output_norm.len() as u64;
         let row = self.embedding.bytes() / config.vocab.max(1) as u64;
         dense + experts + norms + row + self.head.bytes()
-    }
-}
-
-impl Experts {
-    /// The stacks, two or three.
-    fn banks(&self) -> impl Iterator<Item = &Weight> {
-        let (first, second) = match &self.gate_up {
-            GateUp::Fused(both) => (both, None),
-            GateUp::Split { gate, up } => (gate, Some(up)),
-        };
-        [Some(first), second, Some(&self.down)].into_iter().flatten()
     }
 }
 
@@ -127,16 +100,7 @@ impl Layer {
         };
         let moe_norm = claims.vector(&name("post_attention_norm.weight"), hidden)?;
         let router = claims.matrix(&name("ffn_gate_inp.weight"), experts, hidden)?;
-        let fused = name("ffn_gate_up_exps.weight");
-        let gate_up = match claims.has(&fused) {
-            true => GateUp::Fused(claims.stack(&fused, experts, 2 * expert_ff, hidden)?),
-            false => GateUp::Split {
-                gate: claims.stack(&name("ffn_gate_exps.weight"), experts, expert_ff, hidden)?,
-                up: claims.stack(&name("ffn_up_exps.weight"), experts, expert_ff, hidden)?,
-            },
-        };
-        let down = claims.stack(&name("ffn_down_exps.weight"), experts, hidden, expert_ff)?;
-        let experts = Experts { gate_up, down };
+        let experts = ExpertWeights::claim(claims, &name, experts, expert_ff, hidden)?;
         let shared_gate = claims.matrix(&name("ffn_gate_inp_shexp.weight"), 1, hidden)?;
         let shared = SharedExpert {
             gate: claims.matrix(&name("ffn_gate_shexp.weight"), shared_ff, hidden)?,
