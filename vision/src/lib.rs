@@ -11,6 +11,8 @@ extern crate std;
 compile_error!("skep-vision needs float functions: enable the feature `std` or `libm`");
 
 mod budget;
+#[cfg(feature = "decode")]
+mod decode;
 mod error;
 mod math;
 mod patches;
@@ -19,6 +21,8 @@ mod resize;
 mod tiling;
 
 pub use budget::Budget;
+#[cfg(feature = "decode")]
+pub use decode::{Limits, decode};
 pub use error::{Error, ErrorKind, Result};
 pub use patches::Patches;
 pub use picture::Picture;
