@@ -1,5 +1,4 @@
-//! Bicubic resampling with antialiasing, bit for bit as Pillow's `Image.resize(size, Image.Resampling.BICUBIC)` does it
-//! for 8-bit channels: a horizontal pass, then a vertical one, with fixed-point coefficients and 8 bits in between.
+//! Bicubic resampling with antialiasing, bit for bit as Pillow does it for 8-bit channels: a horizontal pass, then a vertical one, with fixed-point coefficients and 8 bits in between.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -24,8 +23,9 @@ const ROWS: usize = 8;
 
 /// Brings a picture to `width` x `height` pixels: bicubic (a = -0.5), antialiased when it shrinks.
 ///
-/// Equal to Pillow's `Image.resize(size, Image.Resampling.BICUBIC)` bit for bit. A direction whose size does not change
-/// is not filtered. The result does not depend on `par`.
+/// Equal to `Image.resize(size, Image.Resampling.BICUBIC)` of Pillow up to 12 bit for bit, and of Pillow 13 as long as the
+/// aspect ratio is about kept (otherwise that filters vertically first). A direction whose size does not change is not
+/// filtered. The result does not depend on `par`.
 ///
 /// # Errors
 /// When a side is 0 or the size of the result overflows.
