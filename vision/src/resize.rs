@@ -1,23 +1,18 @@
 //! Bicubic resampling with antialiasing, bit for bit as Pillow does it for 8-bit channels: a horizontal pass, then a vertical one, with fixed-point coefficients and 8 bits in between.
 
+mod mix;
+
 use alloc::vec;
 use alloc::vec::Vec;
 
 use skep_quant::{Parallel, for_each_chunk_mut};
 
+use self::mix::{FRACTION, LANES, clip};
 use crate::math::ceil;
 use crate::{ErrorKind, Picture, Result};
 
-/// Fraction bits of a coefficient: 8 bits of the pixel and 2 of overshoot leave 22 of 32.
-const FRACTION: u32 = 22;
-const HALF: i32 = 1 << (FRACTION - 1);
-
 /// Rows that the horizontal pass takes together.
-const BAND: usize = 16;
-/// Channels of a column of such a band.
-const LANES: usize = 3 * BAND;
-/// Bytes of a row that the vertical pass takes together.
-const STRIP: usize = 64;
+const BAND: usize = LANES / 3;
 /// Output rows per chunk of the vertical pass.
 const ROWS: usize = 8;
 
@@ -55,32 +50,26 @@ pub fn resize(par: &dyn Parallel, picture: &Picture, width: usize, height: usize
 
 /// Filters along rows, from `[height, picture.width, 3]` to `[height, width, 3]`.
 ///
-/// A band of rows is transposed first, so that one coefficient meets a column of bytes that lie side by side.
+/// A band of rows is transposed first, so that one weight meets a column of bytes that lie side by side.
 fn horizontal(par: &dyn Parallel, picture: &Picture, width: usize, out: &mut [u8]) {
     let taps = Taps::new(picture.width(), width);
+    let mix = mix::detect();
     let from = picture.width() * 3;
     for_each_chunk_mut(par, out, BAND * width * 3, |band, out| {
         let rows = out.len() / (width * 3);
         let source = &picture.rgb()[band * BAND * from..][..rows * from];
-        let mut columns = vec![[0_u8; LANES]; picture.width()];
+        let mut columns = vec![0; picture.width() * LANES];
         for (row, pixels) in source.chunks_exact(from).enumerate() {
-            for (column, pixel) in columns.iter_mut().zip(pixels.chunks_exact(3)) {
+            for (column, pixel) in columns.chunks_exact_mut(LANES).zip(pixels.chunks_exact(3)) {
                 column[row * 3..row * 3 + 3].copy_from_slice(pixel);
             }
         }
+        let mut mixed = [0; LANES];
         for x in 0..width {
             let (first, weights) = taps.of(x);
-            let mut sums = [HALF; LANES];
-            for (weight, column) in weights.iter().zip(&columns[first..]) {
-                for (sum, value) in sums.iter_mut().zip(column) {
-                    *sum += weight * i32::from(*value);
-                }
-            }
-            for (row, sums) in sums.chunks_exact(3).take(rows).enumerate() {
-                let pixel = &mut out[(row * width + x) * 3..][..3];
-                for (value, sum) in pixel.iter_mut().zip(sums) {
-                    *value = clip(*sum);
-                }
+            mix(weights, &columns[first * LANES..], LANES, &mut mixed);
+            for (row, pixel) in mixed.chunks_exact(3).take(rows).enumerate() {
+                out[(row * width + x) * 3..][..3].copy_from_slice(pixel);
             }
         }
     });
@@ -89,29 +78,23 @@ fn horizontal(par: &dyn Parallel, picture: &Picture, width: usize, out: &mut [u8
 /// Filters along columns, from `[from, width, 3]` to `[height, width, 3]`.
 fn vertical(par: &dyn Parallel, source: &[u8], from: usize, width: usize, height: usize, out: &mut [u8]) {
     let taps = Taps::new(from, height);
+    let mix = mix::detect();
     let row_len = width * 3;
     for_each_chunk_mut(par, out, ROWS * row_len, |chunk, out| {
         for (row, out) in out.chunks_exact_mut(row_len).enumerate() {
             let (first, weights) = taps.of(chunk * ROWS + row);
             let lines = &source[first * row_len..];
-            for (strip, out) in out.chunks_mut(STRIP).enumerate() {
-                let mut sums = [HALF; STRIP];
-                let lines = lines.chunks_exact(row_len).map(|line| &line[strip * STRIP..][..out.len()]);
-                for (weight, line) in weights.iter().zip(lines) {
-                    for (sum, value) in sums.iter_mut().zip(line) {
-                        *sum += weight * i32::from(*value);
-                    }
-                }
-                for (value, sum) in out.iter_mut().zip(sums) {
-                    *value = clip(sum);
-                }
+            let (strips, rest) = out.as_chunks_mut::<LANES>();
+            for (strip, out) in strips.iter_mut().enumerate() {
+                mix(weights, &lines[strip * LANES..], row_len, out);
+            }
+            for (at, out) in (strips.len() * LANES..).zip(rest) {
+                let values = lines[at..].iter().step_by(row_len);
+                let products = weights.iter().zip(values).map(|(weight, value)| weight * i32::from(*value));
+                *out = clip(products.sum::<i32>() + (1 << (FRACTION - 1)));
             }
         }
     });
-}
-
-fn clip(sum: i32) -> u8 {
-    (sum >> FRACTION).clamp(0, 255) as u8
 }
 
 /// Which input pixels an output pixel is made of, along one direction.

@@ -130,7 +130,7 @@ struct Bits {
 impl Bits {
     fn put(&mut self, value: u32, count: u32) {
         for bit in 0..count {
-            if self.used % 8 == 0 {
+            if self.used.is_multiple_of(8) {
                 self.bytes.push(0);
             }
             *self.bytes.last_mut().unwrap() |= ((value >> bit & 1) as u8) << (self.used % 8);
