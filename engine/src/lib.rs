@@ -11,6 +11,7 @@ mod graph;
 mod inspect;
 mod keys;
 mod memory;
+mod projector;
 mod qwen35moe;
 mod runner;
 pub mod sampler;

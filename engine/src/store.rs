@@ -94,6 +94,30 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
         self.stack(name, 1, rows, cols)
     }
 
+    /// Claims a tensor of any rank as the matrix `[rows, cols]` of its outermost dimension: the weight of a convolution
+    /// whose windows do not overlap.
+    pub(crate) fn convolution(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
+        let Some((index, info)) = self.find(name) else {
+            self.missing.push(name.to_owned());
+            return Ok(Weight::MISSING);
+        };
+        let fits = info.shape().last() == Some(&(rows as u64))
+            && info.n_elements() == rows as u64 * cols as u64;
+        if !fits {
+            return Err(Error::model(format_args!(
+                "tensor {name} has shape {:?}, but the metadata ask for {rows} windows of {cols} numbers",
+                info.shape()
+            )));
+        }
+        let ty = supported_type(info)?;
+        if ty.is_quantised() {
+            return Err(Error::model(format_args!("tensor {name} is of type {ty}: a convolution must hold floats")));
+        }
+        self.claim(index, name)?;
+        self.used[index] = true;
+        Ok(Weight { tensor: index, ty, count: 1, rows, cols, first_row: 0 })
+    }
+
     /// Claims a small tensor of `len` numbers and decodes it.
     pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let Some((index, info)) = self.find(name) else {

@@ -11,14 +11,18 @@ extern crate std;
 compile_error!("skep-vision needs float functions: enable the feature `std` or `libm`");
 
 mod budget;
+#[cfg(feature = "std")]
+mod cpu;
 #[cfg(feature = "decode")]
 mod decode;
 mod error;
 mod math;
 mod patches;
 mod picture;
+pub mod reference;
 mod resize;
 mod tiling;
+mod tower;
 
 pub use budget::Budget;
 #[cfg(feature = "decode")]
@@ -28,3 +32,6 @@ pub use patches::Patches;
 pub use picture::Picture;
 pub use resize::resize;
 pub use tiling::Tiling;
+#[cfg(feature = "std")]
+pub use tower::Scratch;
+pub use tower::{Activation, Block, Clip, Config, Linear, Standardise, Tower, Weights};

@@ -1,0 +1,91 @@
+//! The `mmproj` file beside a model: its vision tower and projection, which turn a picture into rows of embeddings.
+
+mod config;
+mod weights;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{self, Claims, Residence, Store};
+use skep_gguf::Gguf;
+use skep_quant::{Parallel, Precision};
+use skep_vision::{Budget, Config, Picture, Scratch, Tower};
+use std::path::Path;
+use weights::Weights;
+
+/// A loaded projector: immutable, and the owner of its file.
+pub(crate) struct Projector {
+    config: Config,
+    weights: Weights,
+    store: Store,
+    file_bytes: u64,
+    warnings: Vec<String>,
+}
+
+impl Projector {
+    /// Loads the projector of a model whose embedding has `hidden` numbers.
+    ///
+    /// # Errors
+    /// A file that is not a projector or not of a supported type, that projects to another length, that lacks a tensor
+    /// or has one without a role; each names the file.
+    pub(crate) fn load(path: &Path, hidden: usize, residence: Residence) -> Result<Self> {
+        let file = store::open(path)?;
+        Self::from_file(file, hidden, residence)
+            .map_err(|error| Error::new(error.kind(), format!("projector {}: {error}", path.display())))
+    }
+
+    fn from_file(file: Gguf<store::Part>, hidden: usize, residence: Residence) -> Result<Self> {
+        let (config, mut warnings) = config::read(&file)?;
+        let mut claims = Claims::new(&file);
+        let weights = Weights::claim(&file, &config, hidden, &mut claims, &mut warnings)?;
+        let used = claims.finish()?;
+        let file_bytes = file.file_bytes();
+        let store = Store::new(file, &used, residence, &mut |_, _| {})?;
+        let projector = Self { config, weights, store, file_bytes, warnings };
+        projector.tower()?;
+        Ok(projector)
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// What was noticed on loading.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Rows of embeddings that a picture becomes.
+    pub(crate) fn soft_tokens(&self, picture: &Picture, budget: Budget) -> Result<usize> {
+        self.config.tiling.soft_tokens(picture.width(), picture.height(), budget).map_err(refused)
+    }
+
+    /// The embeddings of a picture, `[n_soft, hidden]`. They do not depend on what `scratch` was used for before.
+    pub(crate) fn encode(
+        &self,
+        par: &dyn Parallel,
+        picture: &Picture,
+        budget: Budget,
+        precision: Precision,
+        scratch: &mut Scratch,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        let patches = self.config.tiling.cut(par, picture, budget).map_err(refused)?;
+        self.tower()?.encode(par, &patches, precision, scratch, out).map_err(refused)?;
+        if out.iter().all(|x| x.is_finite()) {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::NotFinite, "the embedding of a picture holds numbers that are not finite"))
+        }
+    }
+
+    fn tower(&self) -> Result<Tower<'_>> {
+        Tower::new(self.config, self.weights.borrow(&self.store)).map_err(Error::model)
+    }
+}
+
+fn refused(error: skep_vision::Error) -> Error {
+    Error::new(ErrorKind::Request, error.to_string())
+}
+
+#[cfg(test)]
+mod tests;
