@@ -1,5 +1,7 @@
 //! Instruction sets and the kernels written for them.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod gemm;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -150,7 +152,12 @@ const AVX2: Kernels = Kernels {
 };
 
 #[cfg(target_arch = "x86_64")]
-const AVX512: Kernels = Kernels { isa: Isa::Avx512, fast: detected!(avx512::fast(tile)), ..AVX2 };
+const AVX512: Kernels = Kernels {
+    isa: Isa::Avx512,
+    fast: detected!(avx512::fast(tile)),
+    exact: detected!(avx512::exact(tile)),
+    ..AVX2
+};
 
 impl Kernels {
     /// The kernels for `isa`.

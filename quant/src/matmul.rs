@@ -91,11 +91,45 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const ROW_STEP: usize = 8;
 /// Tokens per chunk: their activations stay in the second-level cache.
 const CHUNK_TOKENS: usize = 64;
+/// Up to so many tokens a float product is limited by memory.
+const FEW: usize = 8;
+
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::gemm::token_block;
+
+#[cfg(not(target_arch = "x86_64"))]
+fn token_block(_: usize) -> usize {
+    CHUNK_TOKENS
+}
 
 /// How one product is cut.
 struct Cut {
     first_chunk: usize,
     row_step: usize,
+    token_step: usize,
+    token_chunks: usize,
+}
+
+impl Cut {
+    fn new(w: &Matrix<'_>, n_tokens: usize, workers: usize, precision: Precision) -> Self {
+        let float = precision == Precision::Exact || !w.ty().is_quantised();
+        let (token_step, row_step) = if float && n_tokens > FEW {
+            // Rows are decoded once for all tokens of a chunk, and tokens packed once for all its rows.
+            let token_step = token_block(w.cols());
+            let parts = (8 * workers).div_ceil(n_tokens.div_ceil(token_step));
+            (token_step, w.rows().div_ceil(parts).clamp(64, 512))
+        } else {
+            let fit = (CHUNK_BYTES / w.row_bytes().max(1)).min(w.rows().div_ceil(4 * workers));
+            (CHUNK_TOKENS, fit.min(256))
+        };
+        // Equal parts, so that none is left over at the end.
+        let row_step = match float {
+            true => w.rows().div_ceil(w.rows().div_ceil(row_step.max(1)).max(1)),
+            false => row_step,
+        };
+        let row_step = row_step.next_multiple_of(ROW_STEP).max(ROW_STEP);
+        Self { first_chunk: 0, row_step, token_step, token_chunks: n_tokens.div_ceil(token_step) }
+    }
 }
 
 impl Kernels {
@@ -126,17 +160,14 @@ impl Kernels {
         precision: Precision,
     ) {
         let n_tokens = acts.n_tokens();
-        let token_chunks = n_tokens.div_ceil(CHUNK_TOKENS);
         let mut n_chunks = 0;
         let parts: Vec<(Cut, Matrix<'_>, Out<'_>)> = products
             .iter_mut()
             .map(|product| {
                 let w = product.weight;
                 check(&w, acts, precision);
-                let fit = (CHUNK_BYTES / w.row_bytes().max(1)).min(w.rows().div_ceil(4 * par.workers()));
-                let row_step = fit.next_multiple_of(ROW_STEP).clamp(ROW_STEP, 256);
-                let cut = Cut { first_chunk: n_chunks, row_step };
-                n_chunks += w.rows().div_ceil(row_step) * token_chunks;
+                let cut = Cut { first_chunk: n_chunks, ..Cut::new(&w, n_tokens, par.workers(), precision) };
+                n_chunks += w.rows().div_ceil(cut.row_step) * cut.token_chunks;
                 (cut, w, Out::new(product.out, n_tokens, w.rows()))
             })
             .collect();
@@ -145,11 +176,11 @@ impl Kernels {
             let (cut, w, out) = &parts[at];
             let chunk = chunk - cut.first_chunk;
             // Tokens first: weights too large for the caches come from memory once, not once per token chunk.
-            let (row_chunk, token_chunk) = (chunk / token_chunks, chunk % token_chunks);
+            let (row_chunk, token_chunk) = (chunk / cut.token_chunks, chunk % cut.token_chunks);
             let start = row_chunk * cut.row_step;
             let rows = start..(start + cut.row_step).min(w.rows());
-            let start = token_chunk * CHUNK_TOKENS;
-            let tokens = start..(start + CHUNK_TOKENS).min(n_tokens);
+            let start = token_chunk * cut.token_step;
+            let tokens = start..(start + cut.token_step).min(n_tokens);
             // SAFETY: chunks are disjoint rectangles, `Parallel` runs each once, and `out` itself is not written.
             let out = unsafe { out.part(tokens.clone(), rows.clone()) };
             self.tile(&mut Tile { w: w.rows_range(rows), acts, tokens: Tokens::Run(tokens), out }, precision);

@@ -8,6 +8,7 @@
 
 pub(in crate::cpu) mod blocks32;
 mod dense;
+mod gemm;
 mod quantise;
 pub(in crate::cpu) mod strips;
 pub(in crate::cpu) mod superblocks;

@@ -1,12 +1,13 @@
 //! Kernels for x86-64 with AVX-512 (F, BW, DQ, VL) and VNNI.
 //!
-//! Products with many tokens, sixteen rows at a time; everything else runs the AVX2 kernels. Integer sums are
+//! Products with many tokens; everything else runs the AVX2 kernels. Integer sums are
 //! exact, and float operations follow the portable kernels one by one, so results have the same bits.
 
 // Loops over tokens index several arrays alike.
 #![allow(clippy::needless_range_loop)]
 
 mod blocks32;
+mod gemm;
 mod strips;
 
 use core::arch::x86_64::*;
@@ -34,6 +35,15 @@ pub(crate) fn fast(tile: &mut Tile<'_>) {
         Type::Q5_K => strips::many::<{ Type::Q5_K.id() }, { Type::Q5_K.block_bytes() }>(tile),
         Type::Q6_K => strips::many::<{ Type::Q6_K.id() }, { Type::Q6_K.block_bytes() }>(tile),
         ty => unreachable!("{ty} has no integer codes"),
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(crate) fn exact(tile: &mut Tile<'_>) {
+    if super::gemm::pays(tile) {
+        super::gemm::exact(&gemm::MICRO, tile);
+    } else {
+        super::avx2::exact(tile);
     }
 }
 

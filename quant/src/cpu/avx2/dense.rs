@@ -5,6 +5,7 @@ use core::arch::x86_64::*;
 use super::{load_f32, store_f32};
 use crate::Type;
 use crate::blocks::bf16_to_f32;
+use crate::cpu::gemm;
 use crate::cpu::scalar::LANES;
 use crate::decode::decode_blocks;
 use crate::matmul::Tile;
@@ -22,6 +23,16 @@ struct Chunks([[f32; CHUNK]; TOKENS]);
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn exact(tile: &mut Tile<'_>) {
+    if gemm::pays(tile) {
+        return gemm::exact(&super::gemm::MICRO, tile);
+    }
+    few(tile);
+}
+
+/// One row after the other: for few tokens, whose weights come from memory as fast as they are used.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn few(tile: &mut Tile<'_>) {
     let (ty, n_rows, n_tokens) = (tile.w.ty(), tile.w.rows(), tile.out.tokens());
     let chunk_bytes = CHUNK / ty.block_len() * ty.block_bytes();
     let mut decoded = [0.0; CHUNK];
@@ -43,7 +54,7 @@ pub(crate) fn exact(tile: &mut Tile<'_>) {
                 for (row, lanes) in rows.clone().zip(&mut lanes) {
                     let bytes = &tile.w.row(row)[from / CHUNK * chunk_bytes..];
                     let bytes = &bytes[..chunk_bytes.min(bytes.len())];
-                    let w = floats(ty, bytes, &mut decoded[..len]);
+                    let w = read(ty, bytes, &mut decoded[..len]);
                     for (x, lanes) in x.0[..n].chunks(3).zip(lanes.chunks_mut(3)) {
                         match x {
                             [a] => step(w, [a], lanes),
@@ -79,14 +90,21 @@ pub(super) fn reduce(lanes: &[f32; LANES]) -> f32 {
 /// The weights in `bytes`, decoded into `space` unless they are f32 already.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn floats<'a>(ty: Type, bytes: &'a [u8], space: &'a mut [f32]) -> &'a [f32] {
+fn read<'a>(ty: Type, bytes: &'a [u8], space: &'a mut [f32]) -> &'a [f32] {
+    if ty == Type::F32
+        && let Ok(floats) = bytemuck::try_cast_slice(bytes)
+    {
+        return floats;
+    }
+    floats(ty, bytes, space);
+    space
+}
+
+/// Decodes the weights in `bytes`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn floats(ty: Type, bytes: &[u8], space: &mut [f32]) {
     match ty {
-        Type::F32 => {
-            if let Ok(floats) = bytemuck::try_cast_slice(bytes) {
-                return floats;
-            }
-            decode_blocks(Type::F32, bytes, space);
-        }
         Type::F16 => {
             let (whole, rest) = space.as_chunks_mut::<8>();
             let (bytes, tail) = bytes.as_chunks::<16>();
@@ -102,7 +120,6 @@ fn floats<'a>(ty: Type, bytes: &'a [u8], space: &'a mut [f32]) -> &'a [f32] {
         }
         ty => decode_blocks(ty, bytes, space),
     }
-    space
 }
 
 /// Adds the products of up to [`CHUNK`] weights with `NT` tokens to their partial sums.
