@@ -8,11 +8,16 @@
 //! 3. [`StopStrings`]: the end of the visible text (reasoning and content; markup and arguments of calls do not count).
 
 mod detokenizer;
+mod gemma;
+mod gemma_call;
+mod markup;
+mod qwen;
 mod splitter;
 mod stop;
 mod tools;
 
 pub use self::detokenizer::Detokenizer;
+pub use self::markup::Markup;
 pub use self::splitter::Splitter;
 pub use self::stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS, StopStrings};
 pub use self::tools::Tools;
@@ -53,8 +58,10 @@ pub enum Delta {
 /// How a [`Stream`] reads what the model writes.
 #[derive(Debug, Clone, Default)]
 pub struct StreamOptions {
-    /// The prompt ends inside a `<think>` block, see [`Rendered`](crate::chat::Rendered).
+    /// The prompt ends inside a thought, see [`Rendered`](crate::chat::Rendered).
     pub starts_in_reasoning: bool,
+    /// The prompt asks for an answer without a thought, see [`Splitter::without_thought`].
+    pub without_thought: bool,
     /// The tools of the request; without any, the markup of calls is content.
     pub tools: Vec<Value>,
     /// Texts that end the answer and are not part of it.
@@ -84,18 +91,22 @@ impl Stream {
             true => None,
             false => Some(Tools::new(&options.tools)?),
         };
+        let mut splitter = Splitter::new(Markup::of(&tokenizer), options.starts_in_reasoning, tools);
+        if options.without_thought {
+            splitter = splitter.without_thought();
+        }
         Ok(Self {
             tokenizer,
             detokenizer: Detokenizer::default(),
-            splitter: Splitter::new(options.starts_in_reasoning, tools),
+            splitter,
             stop: StopStrings::new(options.stop)?,
             split: Vec::new(),
             in_reasoning: options.starts_in_reasoning,
         })
     }
 
-    /// Lets a `<think>` at the very beginning open reasoning, too: for chats whose prompt does not open it, not for plain
-    /// completions. Call it before the first token.
+    /// Lets the answer open reasoning, too: for chats whose prompt does not open it, not for plain completions. Call it
+    /// before the first token.
     pub fn detect_reasoning(mut self) -> Self {
         self.splitter = self.splitter.detect_reasoning();
         self
@@ -125,7 +136,7 @@ impl Stream {
         self.splitter.tool_calls()
     }
 
-    /// Whether the text is inside a `<think>` block now, as far as it is decided.
+    /// Whether the text is inside a thought now, as far as it is decided.
     pub fn in_reasoning(&self) -> bool {
         self.splitter.in_reasoning()
     }

@@ -1,25 +1,33 @@
 //! Text to token ids and back, from the vocabulary inside a GGUF file.
 //!
-//! A GGUF file carries the parts of a byte-level BPE tokenizer (`tokenizer.ggml.tokens`, `.merges`, `.token_type`
+//! A GGUF file carries the parts of a BPE tokenizer (`tokenizer.ggml.tokens`, `.merges`, `.token_type`
 //! and the name of its pre-tokenizer, `.pre`), not a `tokenizer.json`. [`Tokenizer`] puts them together and encodes as
-//! Hugging Face's `tokenizers` does: special tokens first, then per remaining segment Unicode normalisation, the split
-//! into words, and BPE inside each word.
+//! Hugging Face's `tokenizers` does: special tokens first, then each remaining segment by the family in
+//! `tokenizer.ggml.model`:
+//!
+//! - `gpt2`: Unicode normalisation, the split into words, and BPE over the bytes of each word;
+//! - `gemma4`: a space becomes `▁` (U+2581), and BPE goes over the characters of whole lines; runs of newlines are apart. A
+//!   character without a token becomes the tokens of its bytes, `<0xNN>`. U+2581 itself in a text reads as a space afterwards.
 //!
 //! # Special tokens
 //!
 //! Tokens of type CONTROL (3) and USER_DEFINED (4) are matched in the text before anything else, the leftmost first and
 //! the longest at one place. [`Specials`] says which of them a caller wants matched: USER_DEFINED ones always are,
-//! CONTROL ones only where the text comes from a template or from a caller who may write them.
+//! CONTROL ones only where the text comes from a template or from a caller who may write them. Well-known markers have the
+//! type they need whatever the file says.
 //!
 //! # Shielding
 //!
 //! A chat template joins its own text with text from users. [`Tokenizer::shield`] puts the noncharacter U+FDD0 before
-//! every place of a user's text where a CONTROL token starts (or could start, at the very end of the text), and
-//! [`Specials::Shielded`] matches no CONTROL token right behind that mark and drops the mark. So
-//! `<|im_end|>` typed by a user is ten or so ordinary tokens, while the template's own is one. USER_DEFINED tokens
-//! (`<think>`, `<tool_call>`) carry no authority and stay as they are.
+//! every place of a user's text where a guarded token starts (or could start, at the very end of the text), and
+//! [`Specials::Shielded`] matches no guarded token right behind that mark and drops the mark. So
+//! `<|im_end|>` typed by a user is ten or so ordinary tokens, while the template's own is one.
+//!
+//! CONTROL tokens are guarded. USER_DEFINED tokens of the `gpt2` family (`<think>`, `<tool_call>`) carry no authority and
+//! stay as they are; those of `gemma4` do: `<|"|>` ends a string, `<|tool_response>` begins a result. They are guarded, too.
 
 mod alphabet;
+mod markers;
 mod specials;
 mod vocabulary;
 
@@ -31,6 +39,7 @@ use tokenizers::utils::SysRegex;
 use tokenizers::{Model, NormalizedString};
 
 pub use self::alphabet::char_of;
+pub use self::markers::ImageMarkers;
 pub use self::vocabulary::{Parts, TokenType};
 
 use self::specials::Matcher;
@@ -47,15 +56,29 @@ pub enum Specials {
     AsText,
     /// CONTROL and USER_DEFINED tokens.
     Parse,
-    /// As [`Parse`](Self::Parse), except CONTROL tokens behind a mark of [`Tokenizer::shield`]; the marks are dropped.
+    /// As [`Parse`](Self::Parse), except guarded tokens behind a mark of [`Tokenizer::shield`]; the marks are dropped.
     Shielded,
 }
 
-/// A byte-level BPE tokenizer built from GGUF metadata.
+/// How a family of tokenizers spells text before BPE.
+enum Spelling {
+    /// Words, in the byte-level alphabet.
+    Bytes {
+        words: SysRegex,
+        /// Normalise to NFC first.
+        nfc: bool,
+    },
+    /// Lines, as they are but for the spaces.
+    Lines,
+}
+
+/// What stands for a space in [`Spelling::Lines`].
+const SPACE: char = '▁';
+
+/// A BPE tokenizer built from GGUF metadata.
 pub struct Tokenizer {
     bpe: BPE,
-    words: SysRegex,
-    normalise: bool,
+    spelling: Spelling,
     matcher: Matcher,
     /// The bytes of all tokens, one after the other.
     bytes: Vec<u8>,
@@ -64,6 +87,8 @@ pub struct Tokenizer {
     types: Vec<TokenType>,
     specials: Vec<(String, u32)>,
     ends: Vec<u32>,
+    suppressed: Vec<u32>,
+    image_markers: Option<ImageMarkers>,
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
@@ -74,9 +99,9 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// `ErrorKind::Tokenizer` when the model is not `gpt2`, the pre-tokenizer is not one of those known here, or the
-    /// parts do not fit together: lists of different length, ids outside the vocabulary, tokens that appear twice, a
-    /// byte without a token, merges that lack a space or name absent tokens.
+    /// `ErrorKind::Tokenizer` when the model is neither `gpt2` nor `gemma4`, the pre-tokenizer is not one of those known
+    /// here, or the parts do not fit together: lists of different length, ids outside the vocabulary, tokens that appear
+    /// twice, a byte without a token, merges that lack a space or name absent tokens.
     pub fn from_parts(parts: Parts) -> Result<Self> {
         vocabulary::assemble(parts)
     }
@@ -95,7 +120,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// `ErrorKind::Request` when the text has a run of about a million whitespace characters, which exceeds the limits of
-    /// the regex engine.
+    /// the regex engine (family `gpt2`).
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut plain = String::new();
@@ -134,14 +159,14 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Marks the control-token literals of user text, so that [`Specials::Shielded`] reads them as text.
+    /// Marks the literals of guarded tokens in user text, so that [`Specials::Shielded`] reads them as text.
     ///
     /// Marks already in the text are removed: U+FDD0 cannot be sent through a shielded prompt.
     pub fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.matcher.shield(text)
     }
 
-    /// The bytes a token stands for: byte-level alphabet undone, special tokens as their literal text.
+    /// The bytes a token stands for: its spelling undone, special tokens as their literal text.
     ///
     /// Empty for an id that is not below [`n_vocab`](Self::n_vocab), as embedding tables may be padded beyond it.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
@@ -167,7 +192,18 @@ impl Tokenizer {
         &self.ends
     }
 
-    /// The id of a token by its text in the file (special tokens literally, others in the byte-level alphabet).
+    /// Tokens that must never be sampled: places of images and sounds in a prompt, which mean nothing in an answer, and what
+    /// the file lists in `tokenizer.ggml.suppress_tokens`. Ascending.
+    pub fn suppressed(&self) -> &[u32] {
+        &self.suppressed
+    }
+
+    /// The tokens that give an image its place in a prompt, if the vocabulary has them.
+    pub fn image_markers(&self) -> Option<ImageMarkers> {
+        self.image_markers
+    }
+
+    /// The id of a token by its text in the file (special tokens literally, others as the family spells them).
     pub fn id_of(&self, token: &str) -> Option<u32> {
         match self.specials.binary_search_by(|(text, _)| text.as_str().cmp(token)) {
             Ok(at) => Some(self.specials[at].1),
@@ -210,30 +246,35 @@ impl Tokenizer {
         if text.is_empty() {
             return Ok(());
         }
-        if specials == Specials::Shielded && text.contains(SHIELD) {
-            let unmarked = text.replace(SHIELD, "");
-            return self.encode_words(&self.normalised(&unmarked), plain, ids);
+        let text = match specials == Specials::Shielded && text.contains(SHIELD) {
+            true => Cow::Owned(text.replace(SHIELD, "")),
+            false => Cow::Borrowed(text),
+        };
+        match &self.spelling {
+            Spelling::Bytes { words, nfc: true } => self.encode_words(words, &normalised(&text), plain, ids),
+            Spelling::Bytes { words, nfc: false } => self.encode_words(words, &text, plain, ids),
+            Spelling::Lines => self.encode_lines(&text, plain, ids),
         }
-        self.encode_words(&self.normalised(text), plain, ids)
     }
 
-    fn normalised<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        // Nothing below U+0300 is changed by NFC.
-        if !self.normalise || text.chars().all(|c| c < '\u{300}') {
-            return Cow::Borrowed(text);
-        }
-        let mut normalised = NormalizedString::from(text);
-        normalised.nfc();
-        Cow::Owned(normalised.get().to_owned())
-    }
-
-    fn encode_words(&self, text: &str, word: &mut String, ids: &mut Vec<u32>) -> Result<()> {
+    fn encode_words(
+        &self,
+        words: &SysRegex,
+        text: &str,
+        word: &mut String,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        let mut spell = |text: &str, ids: &mut Vec<u32>| {
+            word.clear();
+            word.extend(text.bytes().map(char_of));
+            self.encode_word(word, ids)
+        };
         let mut at = 0;
-        for (start, end) in self.words.find_iter(text) {
+        for (start, end) in words.find_iter(text) {
             if at < start {
-                self.encode_word(&text[at..start], word, ids)?;
+                spell(&text[at..start], ids)?;
             }
-            self.encode_word(&text[start..end], word, ids)?;
+            spell(&text[start..end], ids)?;
             at = end;
         }
         // The patterns match every character, so a rest is where the regex engine gave up.
@@ -244,9 +285,21 @@ impl Tokenizer {
         Ok(())
     }
 
-    fn encode_word(&self, text: &str, word: &mut String, ids: &mut Vec<u32>) -> Result<()> {
-        word.clear();
-        word.extend(text.bytes().map(char_of));
+    /// Encodes lines and the runs of newlines between them, each for itself.
+    fn encode_lines(&self, text: &str, line: &mut String, ids: &mut Vec<u32>) -> Result<()> {
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            let newlines = first == '\n';
+            let end = rest.find(|c| (c == '\n') != newlines).unwrap_or(rest.len());
+            line.clear();
+            line.extend(rest[..end].chars().map(|c| if c == ' ' { SPACE } else { c }));
+            self.encode_word(line, ids)?;
+            rest = &rest[end..];
+        }
+        Ok(())
+    }
+
+    fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<()> {
         let tokens = self
             .bpe
             .tokenize(word)
@@ -254,6 +307,16 @@ impl Tokenizer {
         ids.extend(tokens.iter().map(|token| token.id));
         Ok(())
     }
+}
+
+fn normalised(text: &str) -> Cow<'_, str> {
+    // Nothing below U+0300 is changed by NFC.
+    if text.chars().all(|c| c < '\u{300}') {
+        return Cow::Borrowed(text);
+    }
+    let mut normalised = NormalizedString::from(text);
+    normalised.nfc();
+    Cow::Owned(normalised.get().to_owned())
 }
 
 impl std::fmt::Debug for Tokenizer {

@@ -5,7 +5,7 @@ mod text_support;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use skep_engine::stream::{Delta, Splitter, Stream, StreamOptions, Tools};
+use skep_engine::stream::{Delta, Markup, Splitter, Stream, StreamOptions, Tools};
 use skep_engine::tokenizer::Specials;
 use text_support::{tiny, tokenizer};
 
@@ -82,7 +82,7 @@ fn at_every_cut(splitter: &Splitter, text: &str) -> Answer {
 }
 
 fn with_tools(in_reasoning: bool) -> Splitter {
-    Splitter::new(in_reasoning, Some(Tools::new(tools().as_array().unwrap()).unwrap()))
+    Splitter::new(Markup::Qwen, in_reasoning, Some(Tools::new(tools().as_array().unwrap()).unwrap()))
 }
 
 const ARGUMENTS: &str = r#"{"n":3,"s":"a<b && \"q\""}"#;
@@ -109,7 +109,7 @@ fn a_call_behind_a_thought() {
 #[test]
 fn markup_is_content_without_tools() {
     let text = format!("Sure.\n{CALL}\n</think>\n");
-    assert_eq!(at_every_cut(&Splitter::new(false, None), &text), Answer::new("", &text, &[]));
+    assert_eq!(at_every_cut(&Splitter::new(Markup::Qwen, false, None), &text), Answer::new("", &text, &[]));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn reasoning_and_content() {
         (false, "<think>a</think>b", "", "<think>a</think>b"),
     ] {
         for tools in [None, Some(Tools::default())] {
-            let answer = at_every_cut(&Splitter::new(in_reasoning, tools), text);
+            let answer = at_every_cut(&Splitter::new(Markup::Qwen, in_reasoning, tools), text);
             assert_eq!(answer, Answer::new(reasoning, content, &[]), "{text}");
         }
     }
@@ -173,7 +173,7 @@ fn reasoning_and_content() {
         ("x<think>", "", "x<think>"),
         (" ", "", " "),
     ] {
-        let splitter = Splitter::new(false, None).detect_reasoning();
+        let splitter = Splitter::new(Markup::Qwen, false, None).detect_reasoning();
         assert_eq!(at_every_cut(&splitter, text), Answer::new(reasoning, content, &[]), "{text}");
     }
 }
@@ -183,6 +183,7 @@ fn stream(in_reasoning: bool, tools: &Value, stop: &[&str]) -> Stream {
         starts_in_reasoning: in_reasoning,
         tools: tools.as_array().unwrap().clone(),
         stop: stop.iter().map(|&stop| stop.to_owned()).collect(),
+        ..StreamOptions::default()
     };
     Stream::new(Arc::new(tokenizer(&tiny())), options).unwrap()
 }

@@ -5,7 +5,7 @@ use crate::constraint::OneOf;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runner::Runner;
 use crate::sampler::Sampler;
-use crate::stream::{Stream, StreamOptions};
+use crate::stream::{Markup, Stream, StreamOptions};
 use crate::tokenizer::{Specials, Tokenizer};
 use serde_json::Value;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ struct Start {
     forced: Vec<u32>,
     constraint: Option<OneOf>,
     starts_in_reasoning: bool,
+    without_thought: bool,
     tools: Vec<Value>,
 }
 
@@ -44,7 +45,7 @@ impl Prompter {
             return Err(self.no_such_token("logit_bias", *id));
         }
         let chat = matches!(request.prompt, Prompt::Chat { .. });
-        let Start { mut tokens, forced, constraint, starts_in_reasoning, tools } =
+        let Start { mut tokens, forced, constraint, starts_in_reasoning, without_thought, tools } =
             self.start(request.prompt)?;
         if tokens.is_empty() {
             return Err(Error::new(ErrorKind::Request, "the prompt is empty"));
@@ -60,7 +61,7 @@ impl Prompter {
         }
         let room = context - prompt_tokens;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
-        let options = StreamOptions { starts_in_reasoning, tools, stop: request.stop };
+        let options = StreamOptions { starts_in_reasoning, without_thought, tools, stop: request.stop };
         let mut stream = Stream::new(Arc::clone(&self.tokenizer), options)?;
         if chat {
             stream = stream.detect_reasoning();
@@ -85,6 +86,7 @@ impl Prompter {
             forced: Vec::new(),
             constraint: None,
             starts_in_reasoning: false,
+            without_thought: false,
             tools: Vec::new(),
         };
         match prompt {
@@ -108,6 +110,7 @@ impl Prompter {
                 let rendered = template.prompt(&self.tokenizer, &chat)?;
                 let mut start = plain(rendered.ids);
                 start.starts_in_reasoning = rendered.starts_in_reasoning;
+                start.without_thought = rendered.without_thought;
                 self.force_call(template, &tool_choice, &tools, &mut start)?;
                 start.tools = tools;
                 Ok(start)
@@ -153,7 +156,8 @@ impl Prompter {
         }
         if start.starts_in_reasoning {
             // The thought is closed unthought: what is forced is the answer.
-            start.tokens.extend(self.tokenizer.encode("\n</think>\n\n", Specials::Parse)?);
+            let end = Markup::of(&self.tokenizer).end_of_thought();
+            start.tokens.extend(self.tokenizer.encode(end, Specials::Parse)?);
             start.starts_in_reasoning = false;
         }
         start.forced = self.tokenizer.encode(&text, Specials::Parse)?;
@@ -177,6 +181,8 @@ impl CallForm {
     fn of(template: &str) -> Option<Self> {
         if template.contains("<function=") {
             Some(Self { opening: "<tool_call>\n<function=", after_name: ">\n" })
+        } else if template.contains("<|tool_call>call:") {
+            Some(Self { opening: "<|tool_call>call:", after_name: "{" })
         } else if template.contains("<tool_call>\\n{\"name\"") {
             Some(Self { opening: "<tool_call>\n{\"name\": \"", after_name: "\", \"arguments\": " })
         } else {

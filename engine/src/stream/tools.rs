@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
+use super::Delta;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The parameter schemas of a request's tools: they decide how the text of an argument becomes JSON.
@@ -49,27 +50,18 @@ impl Tools {
     /// type, is a string unless the text is a JSON object or array.
     pub(super) fn argument(&self, function: &str, parameter: &str, text: &str) -> String {
         let schema = self.functions.get(function).and_then(|parameters| parameters.get(parameter));
-        let types = schema.map(types).unwrap_or_default();
-        let json = text.trim();
-        // Models trained on Python spell these so.
-        let json = match json {
-            "True" if types.boolean => "true",
-            "False" if types.boolean => "false",
-            "None" if types.null => "null",
-            _ => json,
-        };
-        if let Ok(value) = serde_json::from_str::<Value>(json)
-            && types.allows(&value)
-        {
-            return json.to_owned();
-        }
-        Value::String(text.to_owned()).to_string()
+        schema.map(Types::of).unwrap_or_default().of_text(text)
+    }
+
+    /// The schemas of a function's parameters, by name.
+    pub(super) fn parameters(&self, function: &str) -> Option<&Map<String, Value>> {
+        self.functions.get(function)
     }
 }
 
-/// Which JSON types other than string a schema allows.
+/// Which JSON types a schema allows.
 #[derive(Debug, Default, Clone, Copy)]
-struct Types {
+pub(super) struct Types {
     known: bool,
     array: bool,
     boolean: bool,
@@ -77,9 +69,71 @@ struct Types {
     null: bool,
     number: bool,
     object: bool,
+    string: bool,
 }
 
 impl Types {
+    pub(super) fn of(schema: &Value) -> Self {
+        let mut types = Self::default();
+        collect_types(schema, &mut types, 0);
+        types
+    }
+
+    /// The JSON of plain text: a type other than string where the text is JSON of it.
+    fn of_text(self, text: &str) -> String {
+        let json = text.trim();
+        // Models trained on Python spell these so.
+        let json = match json {
+            "True" if self.boolean => "true",
+            "False" if self.boolean => "false",
+            "None" if self.null => "null",
+            _ => json,
+        };
+        if let Ok(value) = serde_json::from_str::<Value>(json)
+            && self.allows(&value)
+        {
+            return json.to_owned();
+        }
+        Value::from(text).to_string()
+    }
+
+    /// The JSON of what was written as a string: another type only where the schema wants no string.
+    pub(super) fn of_string(self, text: &str) -> String {
+        match self.known && !self.string {
+            true => self.of_text(text),
+            false => Value::from(text).to_string(),
+        }
+    }
+
+    /// The JSON of a word outside of quotes: a number, a literal, or else text.
+    pub(super) fn of_bare(self, word: &str) -> String {
+        let json = match word {
+            "True" => "true",
+            "False" => "false",
+            "None" => "null",
+            _ => word,
+        };
+        match serde_json::from_str(json) {
+            Ok(value @ (Value::Bool(_) | Value::Number(_))) if self.string && !self.allows(&value) => {
+                Value::from(word).to_string()
+            }
+            Ok(Value::Null | Value::Bool(_) | Value::Number(_)) => json.to_owned(),
+            _ => Value::from(word).to_string(),
+        }
+    }
+
+    /// The JSON of a list or object, as the text of it where the schema wants only text.
+    pub(super) fn of_compound(self, json: String, kind: &str) -> String {
+        let wanted = match kind {
+            "array" => self.array,
+            _ => self.object,
+        };
+        match self.string && !wanted {
+            true => Value::from(json).to_string(),
+            false => json,
+        }
+    }
+
     fn allows(self, value: &Value) -> bool {
         match value {
             Value::Array(_) => self.array || !self.known,
@@ -104,15 +158,10 @@ impl Types {
             "null" => self.null = true,
             "number" => self.number = true,
             "object" => self.object = true,
+            "string" => self.string = true,
             _ => {}
         }
     }
-}
-
-fn types(schema: &Value) -> Types {
-    let mut types = Types::default();
-    collect_types(schema, &mut types, 0);
-    types
 }
 
 /// Adds the types that a schema names itself, by its values, or in its alternatives.
@@ -152,6 +201,21 @@ pub(super) struct Call {
     pub(super) name: String,
     /// The text of a JSON object.
     pub(super) arguments: String,
+}
+
+impl Call {
+    /// Appends the call as the `index`-th of an answer.
+    pub(super) fn announce(self, index: usize, deltas: &mut Vec<Delta>) {
+        deltas.push(Delta::ToolCallStart { index, id: call_id(), name: self.name });
+        deltas.push(Delta::ToolCallArguments { index, text: self.arguments });
+    }
+}
+
+/// Appends a piece of text, unless it is empty.
+pub(super) fn emit(deltas: &mut Vec<Delta>, kind: fn(String) -> Delta, text: &str) {
+    if !text.is_empty() {
+        deltas.push(kind(text.to_owned()));
+    }
 }
 
 /// Reads `<function=NAME>` to `</function>`, which `text` must begin and end with (whitespace before allowed).
@@ -212,7 +276,7 @@ pub(super) fn parse_json(text: &str) -> Option<Call> {
 }
 
 /// A name for a call: different in every process and for every call.
-pub(super) fn call_id() -> String {
+fn call_id() -> String {
     use std::hash::BuildHasher;
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -17,7 +17,18 @@ pub(super) struct Found {
 struct Literal {
     text: String,
     id: u32,
-    control: bool,
+    power: Power,
+}
+
+/// What a special token may do, and so where its text is matched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Power {
+    /// Steers the model: not matched in plain text, nor behind a mark.
+    Control,
+    /// Matched in plain text, but not behind a mark.
+    Guarded,
+    /// Always matched.
+    Shown,
 }
 
 /// The literals of special tokens, sorted by their bytes: the literals that begin with a given prefix are neighbours,
@@ -30,11 +41,11 @@ pub(super) struct Matcher {
 }
 
 impl Matcher {
-    /// Makes a matcher of `(literal, id, is control)`; empty literals match nothing.
-    pub(super) fn new(literals: impl Iterator<Item = (String, u32, bool)>) -> Self {
+    /// Makes a matcher of `(literal, id, power)`; empty literals match nothing.
+    pub(super) fn new(literals: impl Iterator<Item = (String, u32, Power)>) -> Self {
         let mut literals: Vec<Literal> = literals
             .filter(|(text, ..)| !text.is_empty())
-            .map(|(text, id, control)| Literal { text, id, control })
+            .map(|(text, id, power)| Literal { text, id, power })
             .collect();
         literals.sort_by(|a, b| a.text.cmp(&b.text));
         let mut by_first = [const { 0..0 }; 256];
@@ -56,13 +67,10 @@ impl Matcher {
                 continue;
             }
             let shielded = start >= mark && text.is_char_boundary(start) && text[..start].ends_with(SHIELD);
-            let found = self.longest(&text[start..], |literal| {
-                !literal.control
-                    || match specials {
-                        Specials::AsText => false,
-                        Specials::Parse => true,
-                        Specials::Shielded => !shielded,
-                    }
+            let found = self.longest(&text[start..], |literal| match specials {
+                Specials::AsText => literal.power != Power::Control,
+                Specials::Parse => true,
+                Specials::Shielded => literal.power == Power::Shown || !shielded,
             });
             if let Some(literal) = found {
                 return Some(Found { start, end: start + literal.text.len(), id: literal.id });
@@ -71,14 +79,14 @@ impl Matcher {
         None
     }
 
-    /// Puts a mark before each place of `text` where a control token starts or, at the end of the text, could start.
+    /// Puts a mark before each place of `text` where a guarded token starts or, at the end of the text, could start.
     pub(super) fn shield<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let text = match text.contains(SHIELD) {
             true => Cow::Owned(text.replace(SHIELD, "")),
             false => Cow::Borrowed(text),
         };
         let places: Vec<usize> =
-            (0..text.len()).filter(|&at| self.control_may_start(&text.as_bytes()[at..])).collect();
+            (0..text.len()).filter(|&at| self.guarded_may_start(&text.as_bytes()[at..])).collect();
         if places.is_empty() {
             return text;
         }
@@ -103,10 +111,11 @@ impl Matcher {
         best
     }
 
-    fn control_may_start(&self, text: &[u8]) -> bool {
+    fn guarded_may_start(&self, text: &[u8]) -> bool {
+        let guarded = |literal: &Literal| literal.power != Power::Shown;
         let mut starts = false;
-        let open = self.walk(text, |literal| starts |= literal.control);
-        starts || open.iter().any(|literal| literal.control)
+        let open = self.walk(text, |literal| starts |= guarded(literal));
+        starts || open.iter().any(guarded)
     }
 
     /// Visits the literals that `text` begins with, short ones first, and returns those longer than the whole text
@@ -142,9 +151,15 @@ mod tests {
     use super::*;
 
     fn matcher() -> Matcher {
-        let literals =
-            [("<|end|>", 0, true), ("<|end|>x", 1, true), ("<t>", 2, false), ("|e", 3, true), ("é", 4, true)];
-        Matcher::new(literals.into_iter().map(|(text, id, control)| (text.to_owned(), id, control)))
+        use Power::{Control, Shown};
+        let literals = [
+            ("<|end|>", 0, Control),
+            ("<|end|>x", 1, Control),
+            ("<t>", 2, Shown),
+            ("|e", 3, Control),
+            ("é", 4, Control),
+        ];
+        Matcher::new(literals.into_iter().map(|(text, id, power)| (text.to_owned(), id, power)))
     }
 
     fn ids(text: &str, specials: Specials) -> Vec<u32> {

@@ -6,8 +6,9 @@ use skep_gguf::Gguf;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::utils::SysRegex;
 
-use super::specials::Matcher;
-use super::{Tokenizer, alphabet};
+use super::markers::{BYTE_LEVEL, GEMMA, ImageMarkers, Markers};
+use super::specials::{Matcher, Power};
+use super::{SPACE, Spelling, Tokenizer, alphabet};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The kind of a token, `tokenizer.ggml.token_type` of a GGUF file.
@@ -49,7 +50,7 @@ pub struct Parts {
     pub model: String,
     /// `tokenizer.ggml.pre`: the name of the pre-tokenizer.
     pub pre: String,
-    /// `tokenizer.ggml.tokens`: texts by id, in the byte-level alphabet except for special tokens.
+    /// `tokenizer.ggml.tokens`: texts by id, as the family spells them except for special tokens.
     pub tokens: Vec<String>,
     /// `tokenizer.ggml.token_type`: types by id.
     pub types: Vec<i32>,
@@ -65,8 +66,10 @@ pub struct Parts {
     pub eom: Option<u32>,
     /// `tokenizer.ggml.padding_token_id`.
     pub padding: Option<u32>,
-    /// `tokenizer.ggml.add_bos_token`; absent, it follows from `pre`.
+    /// `tokenizer.ggml.add_bos_token`; absent, it follows from `model` and `pre`.
     pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.suppress_tokens`: ids that must never be sampled.
+    pub suppressed: Vec<u32>,
 }
 
 impl Parts {
@@ -92,6 +95,16 @@ impl Parts {
             Ok::<_, Error>(texts)
         };
         let id = |key: &str| file.u32(key).map_err(wrong);
+        let ids = |key: &str| {
+            let Some(array) = file.array(key).map_err(wrong)? else { return Ok(Vec::new()) };
+            // Some write the ids as signed integers.
+            let unsigned = array.u32s().map(Iterator::collect::<Vec<u32>>);
+            unsigned
+                .or_else(|source| {
+                    array.i32s().map(|ids| ids.map(i32::cast_unsigned).collect()).map_err(|_| source)
+                })
+                .map_err(|source| error(format!("{key}: {source}")))
+        };
         let types = "tokenizer.ggml.token_type";
         Ok(Self {
             model: text("tokenizer.ggml.model")?,
@@ -105,11 +118,12 @@ impl Parts {
             eom: id("tokenizer.ggml.eom_token_id")?,
             padding: id("tokenizer.ggml.padding_token_id")?,
             add_bos: file.bool("tokenizer.ggml.add_bos_token").map_err(wrong)?,
+            suppressed: ids("tokenizer.ggml.suppress_tokens")?,
         })
     }
 }
 
-/// How text becomes words, by the name in `tokenizer.ggml.pre`.
+/// How text becomes words in the family `gpt2`, by the name in `tokenizer.ggml.pre`.
 struct PreTokenizer {
     name: &'static str,
     /// Splits a text into words; matches every character.
@@ -147,72 +161,170 @@ const PRE_TOKENIZERS: [PreTokenizer; 3] = [
     },
 ];
 
-/// Markers that steer a conversation; some files wrongly type them NORMAL.
-const CONTROL_MARKERS: [&str; 9] = [
-    "<|begin_of_text|>",
-    "<|end_header_id|>",
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|im_start|>",
-    "<|start_header_id|>",
-];
+/// A family of tokenizers, by the name in `tokenizer.ggml.model`.
+#[derive(Clone, Copy)]
+enum Family {
+    ByteLevel(&'static PreTokenizer),
+    Gemma,
+}
 
-/// Markers that are one token and shown; some files wrongly type them NORMAL.
-const SHOWN_MARKERS: [&str; 6] =
-    ["</think>", "</tool_call>", "</tool_response>", "<think>", "<tool_call>", "<tool_response>"];
+impl Family {
+    fn of(model: &str, pre: &str) -> Result<Self> {
+        match model {
+            "gpt2" => {
+                let known = PRE_TOKENIZERS.iter().find(|known| known.name == pre);
+                known
+                    .map(Self::ByteLevel)
+                    .ok_or_else(|| unknown_pre(pre, PRE_TOKENIZERS.iter().map(|known| known.name)))
+            }
+            "gemma4" if ["", "default", "gemma4"].contains(&pre) => Ok(Self::Gemma),
+            "gemma4" => Err(unknown_pre(pre, ["gemma4"].into_iter())),
+            _ => Err(error(format!("tokenizer.ggml.model is {model:?}; supported: \"gpt2\", \"gemma4\""))),
+        }
+    }
 
-/// Control tokens that end a generation even when no key of the file names them.
-const END_MARKERS: [&str; 5] = ["<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"];
+    fn spelling(self) -> Result<Spelling> {
+        match self {
+            Self::ByteLevel(pre) => {
+                let words = SysRegex::new(pre.words)
+                    .map_err(|source| error(format!("pattern of {}: {source}", pre.name)))?;
+                Ok(Spelling::Bytes { words, nfc: pre.nfc })
+            }
+            Self::Gemma => Ok(Spelling::Lines),
+        }
+    }
+
+    fn markers(self) -> &'static Markers {
+        match self {
+            Self::ByteLevel(_) => &BYTE_LEVEL,
+            Self::Gemma => &GEMMA,
+        }
+    }
+
+    /// Whether prompts begin with BOS unless the file says otherwise.
+    fn adds_bos(self) -> bool {
+        match self {
+            Self::ByteLevel(pre) => pre.add_bos,
+            Self::Gemma => true,
+        }
+    }
+
+    /// The token that must exist for a byte.
+    fn byte_token(self, byte: u8) -> String {
+        match self {
+            Self::ByteLevel(_) => alphabet::char_of(byte).into(),
+            Self::Gemma => format!("<0x{byte:02X}>"),
+        }
+    }
+
+    /// Appends what an ordinary token stands for.
+    fn append_bytes(self, token: &str, kind: TokenType, bytes: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(_) => {
+                let start = bytes.len();
+                for c in token.chars() {
+                    match alphabet::byte_of(c) {
+                        Some(byte) => bytes.push(byte),
+                        None => {
+                            // Not in the byte-level alphabet, so it is text as it stands.
+                            bytes.truncate(start);
+                            bytes.extend_from_slice(token.as_bytes());
+                            return;
+                        }
+                    }
+                }
+            }
+            Self::Gemma => match (kind, byte_of(token)) {
+                (TokenType::Byte, Some(byte)) => bytes.push(byte),
+                _ => {
+                    let mut pieces = token.split(SPACE);
+                    bytes.extend(pieces.next().unwrap_or_default().bytes());
+                    pieces.for_each(|piece| {
+                        bytes.push(b' ');
+                        bytes.extend(piece.bytes());
+                    });
+                }
+            },
+        }
+    }
+}
+
+/// The byte of a token `<0xNN>`.
+fn byte_of(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    match digits.len() {
+        2 => u8::from_str_radix(digits, 16).ok(),
+        _ => None,
+    }
+}
+
+fn unknown_pre(pre: &str, known: impl Iterator<Item = &'static str>) -> Error {
+    let names: Vec<String> = known.map(|name| format!("{name:?}")).collect();
+    error(format!("tokenizer.ggml.pre is {pre:?}; supported: {}", names.join(", ")))
+}
 
 fn error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Tokenizer, message)
 }
 
 pub(super) fn assemble(parts: Parts) -> Result<Tokenizer> {
-    let pre = pre_tokenizer(&parts.model, &parts.pre)?;
+    let family = Family::of(&parts.model, &parts.pre)?;
+    let markers = family.markers();
     let n_vocab = parts.tokens.len();
     check_ids(&parts, n_vocab)?;
     let merges = split_merges(&parts.merges)?;
-    let types = token_types(&parts, &merges)?;
+    let types = token_types(&parts, &merges, markers)?;
 
     let mut bytes = Vec::new();
-    let mut offsets = vec![0];
+    let mut offsets = Vec::with_capacity(n_vocab + 1);
+    offsets.push(0);
     for (token, &kind) in parts.tokens.iter().zip(&types) {
-        append_bytes(token, kind, &mut bytes);
+        match is_special(kind) {
+            true => bytes.extend_from_slice(token.as_bytes()),
+            false => family.append_bytes(token, kind, &mut bytes),
+        }
         let end = u32::try_from(bytes.len());
         offsets.push(end.map_err(|_| error("tokenizer.ggml.tokens: more than 4 GiB of text"))?);
     }
 
-    let special = |kind: TokenType| matches!(kind, TokenType::Control | TokenType::UserDefined);
-    let named = |wanted: fn(TokenType) -> bool| {
-        let typed = parts.tokens.iter().zip(&types).enumerate();
-        typed
-            .filter(move |(_, (_, kind))| wanted(**kind))
-            .map(|(id, (text, kind))| (text.clone(), id as u32, *kind))
+    let typed = || (0..).zip(parts.tokens.iter().zip(&types));
+    let power = |kind: TokenType| match kind {
+        TokenType::Control => Power::Control,
+        _ if markers.guards_shown => Power::Guarded,
+        _ => Power::Shown,
     };
-    let mut specials: Vec<(String, u32)> = named(special).map(|(text, id, _)| (text, id)).collect();
+    let special = typed().filter(|(_, (_, kind))| is_special(**kind));
+    let mut specials: Vec<(String, u32)> =
+        special.clone().map(|(id, (text, _))| (text.clone(), id)).collect();
     specials.sort();
-    let matcher = Matcher::new(named(special).map(|(text, id, kind)| (text, id, kind == TokenType::Control)));
+    let matcher = Matcher::new(special.map(|(id, (text, kind))| (text.clone(), id, power(*kind))));
+    let id_of = |marker: &str| {
+        let at = specials.binary_search_by(|(text, _)| text.as_str().cmp(marker)).ok()?;
+        Some(specials[at].1)
+    };
 
     // Special tokens come from the matcher alone, so that text marked as text cannot become one.
-    let made_by_bpe: fn(TokenType) -> bool =
-        |kind| !matches!(kind, TokenType::Control | TokenType::Unknown | TokenType::Unused);
-    let vocab: Vocab = named(made_by_bpe).map(|(text, id, _)| (text, id)).collect();
-    check_vocab(&parts.tokens, &vocab, &merges)?;
+    let made_by_bpe = |kind: TokenType| {
+        !matches!(kind, TokenType::Control | TokenType::Unknown | TokenType::Unused)
+            && !(markers.guards_shown && is_special(kind))
+    };
+    let made = typed().filter(|(_, (_, kind))| made_by_bpe(**kind));
+    let vocab: Vocab = made.map(|(id, (text, _))| (text.clone(), id)).collect();
+    check_vocab(&parts.tokens, &vocab, &merges, family)?;
 
     let mut ends: Vec<u32> = [parts.eos, parts.eot, parts.eom].into_iter().flatten().collect();
-    ends.extend(END_MARKERS.iter().filter_map(|marker| {
-        let at = specials.binary_search_by(|(text, _)| text.as_str().cmp(marker)).ok()?;
-        let id = specials[at].1;
-        (types[id as usize] == TokenType::Control).then_some(id)
-    }));
+    ends.extend(markers.ends.iter().filter_map(|marker| id_of(marker)));
     ends.sort_unstable();
     ends.dedup();
+    let mut suppressed = parts.suppressed;
+    suppressed.extend(markers.suppressed.iter().filter_map(|marker| id_of(marker)));
+    suppressed.sort_unstable();
+    suppressed.dedup();
+    let image_markers = markers.image.and_then(|[begin, soft, end]| {
+        Some(ImageMarkers { begin: id_of(begin)?, soft: id_of(soft)?, end: id_of(end)? })
+    });
 
-    let add_bos = parts.add_bos.unwrap_or(pre.add_bos && parts.bos.is_some());
+    let add_bos = parts.add_bos.unwrap_or(family.adds_bos() && parts.bos.is_some());
     if add_bos && parts.bos.is_none() {
         return Err(error(
             "tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id",
@@ -220,35 +332,30 @@ pub(super) fn assemble(parts: Parts) -> Result<Tokenizer> {
     }
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, merges.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect())
-        .ignore_merges(pre.ignore_merges)
+        .ignore_merges(matches!(family, Family::ByteLevel(pre) if pre.ignore_merges))
+        .byte_fallback(matches!(family, Family::Gemma))
         .build()
         .map_err(|source| error(format!("tokenizer.ggml.merges: {source}")))?;
-    let words =
-        SysRegex::new(pre.words).map_err(|source| error(format!("pattern of {}: {source}", pre.name)))?;
     Ok(Tokenizer {
         bpe,
-        words,
-        normalise: pre.nfc,
+        spelling: family.spelling()?,
         matcher,
         bytes,
         offsets,
         types,
         specials,
         ends,
+        suppressed,
+        image_markers,
         bos: parts.bos,
         eos: parts.eos,
         add_bos,
     })
 }
 
-fn pre_tokenizer(model: &str, pre: &str) -> Result<&'static PreTokenizer> {
-    if model != "gpt2" {
-        return Err(error(format!("tokenizer.ggml.model is {model:?}; supported: \"gpt2\"")));
-    }
-    PRE_TOKENIZERS.iter().find(|known| known.name == pre).ok_or_else(|| {
-        let names: Vec<String> = PRE_TOKENIZERS.iter().map(|known| format!("{:?}", known.name)).collect();
-        error(format!("tokenizer.ggml.pre is {pre:?}; supported: {}", names.join(", ")))
-    })
+/// Whether tokens of a type are matched in text, and stand for it literally.
+fn is_special(kind: TokenType) -> bool {
+    matches!(kind, TokenType::Control | TokenType::UserDefined)
 }
 
 fn check_ids(parts: &Parts, n_vocab: usize) -> Result<()> {
@@ -278,6 +385,12 @@ fn check_ids(parts: &Parts, n_vocab: usize) -> Result<()> {
             return Err(error(format!("tokenizer.ggml.{key} is {id}, but there are {n_vocab} tokens")));
         }
     }
+    if let Some(at) = parts.suppressed.iter().position(|&id| id as usize >= n_vocab) {
+        let id = parts.suppressed[at];
+        return Err(error(format!(
+            "tokenizer.ggml.suppress_tokens[{at}] is {id}, but there are {n_vocab} tokens"
+        )));
+    }
     Ok(())
 }
 
@@ -298,61 +411,45 @@ fn split_merges(merges: &[String]) -> Result<Vec<(&str, &str)>> {
     Ok(pairs)
 }
 
-/// The types of the file, with known markers that are typed NORMAL put right.
-fn token_types(parts: &Parts, merges: &[(&str, &str)]) -> Result<Vec<TokenType>> {
+/// The types of the file, with known markers that are typed otherwise put right.
+fn token_types(parts: &Parts, merges: &[(&str, &str)], markers: &Markers) -> Result<Vec<TokenType>> {
     let mut types = Vec::with_capacity(parts.types.len());
     for (id, &kind) in parts.types.iter().enumerate() {
         let known = TokenType::from_id(kind);
         types.push(known.ok_or_else(|| error(format!("tokenizer.ggml.token_type[{id}] is {kind}")))?);
     }
     for (id, token) in parts.tokens.iter().enumerate() {
-        if types[id] != TokenType::Normal || !token.starts_with('<') {
+        if !token.starts_with('<') {
             continue;
         }
         let right = match token.as_str() {
-            marker if CONTROL_MARKERS.contains(&marker) => TokenType::Control,
-            marker if SHOWN_MARKERS.contains(&marker) => TokenType::UserDefined,
+            marker if markers.control.contains(&marker) => TokenType::Control,
+            marker if markers.shown.contains(&marker) => TokenType::UserDefined,
             _ => continue,
         };
+        // A marker that BPE makes is ordinary text to this model.
         let made = |(left, right): &(&str, &str)| token.strip_prefix(left) == Some(*right);
-        if !merges.iter().any(made) {
+        if types[id] != TokenType::Normal || !merges.iter().any(made) {
             types[id] = right;
         }
     }
     Ok(types)
 }
 
-fn append_bytes(token: &str, kind: TokenType, bytes: &mut Vec<u8>) {
-    let literal = matches!(kind, TokenType::Control | TokenType::UserDefined);
-    let start = bytes.len();
-    for c in token.chars() {
-        match alphabet::byte_of(c) {
-            Some(byte) if !literal => bytes.push(byte),
-            _ => {
-                // Not in the byte-level alphabet, so it is text as it stands.
-                bytes.truncate(start);
-                bytes.extend_from_slice(token.as_bytes());
-                return;
-            }
-        }
-    }
-}
-
-fn check_vocab(tokens: &[String], vocab: &Vocab, merges: &[(&str, &str)]) -> Result<()> {
+fn check_vocab(tokens: &[String], vocab: &Vocab, merges: &[(&str, &str)], family: Family) -> Result<()> {
     let mut seen = HashSet::with_capacity(tokens.len());
     for (id, token) in tokens.iter().enumerate() {
         if !seen.insert(token.as_str()) {
             return Err(error(format!("tokenizer.ggml.tokens[{id}] is {token:?}, which appears before")));
         }
     }
-    let mut name = String::new();
     for byte in 0..=255u8 {
-        name.clear();
-        name.push(alphabet::char_of(byte));
+        let name = family.byte_token(byte);
         if !vocab.contains_key(&name) {
             return Err(error(format!("tokenizer.ggml.tokens has no token for byte {byte:#04x} ({name:?})")));
         }
     }
+    let mut name = String::new();
     for (rank, (left, right)) in merges.iter().enumerate() {
         name.clear();
         name.push_str(left);
