@@ -1,4 +1,9 @@
-//! Image input of Gemma 4: a picture becomes soft tokens.
+// The example in the README runs the tower.
+#![cfg_attr(feature = "std", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "std"),
+    doc = "Image input of Gemma 4 without `std`: pictures, patches and the scalar reference of the tower."
+)]
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::std_instead_of_core, clippy::std_instead_of_alloc, clippy::alloc_instead_of_core)]

@@ -19,13 +19,14 @@ enum Offers {
 }
 
 /// Every promise: the crate, the features it is made with, and what it may use.
-const PROMISES: [(&str, &str, Offers); 6] = [
+const PROMISES: [(&str, &str, Offers); 7] = [
     ("skep-gguf", "", Offers::CoreAndAlloc),
     ("skep-quant", "", Offers::Core),
     ("skep-quant", "libm", Offers::Core),
     ("skep-moe-cache", "libm", Offers::CoreAndAlloc),
     ("skep-gdn", "libm", Offers::CoreAndAlloc),
     ("skep-attention", "libm", Offers::CoreAndAlloc),
+    ("skep-vision", "libm", Offers::CoreAndAlloc),
 ];
 
 pub(crate) fn run() -> Result {
