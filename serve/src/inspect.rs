@@ -35,6 +35,7 @@ struct Report {
     tokenizer: Option<String>,
     chat_template: bool,
     model: Option<Model>,
+    projector: Option<Projector>,
     /// Why Skep would not run the file.
     problem: Option<String>,
     warnings: Vec<String>,
@@ -47,12 +48,26 @@ struct Report {
 struct Model {
     layers: usize,
     recurrent_layers: Vec<usize>,
+    sliding_attention_layers: Vec<usize>,
     full_attention_layers: Vec<usize>,
     draft_block: Option<usize>,
     draft_bytes: u64,
     experts: usize,
     experts_used: usize,
     active_bytes_per_token: u64,
+}
+
+/// The vision tower of a projector file, as its keys have it.
+#[derive(Debug, Serialize)]
+struct Projector {
+    #[serde(rename = "type")]
+    kind: String,
+    blocks: Option<u64>,
+    width: Option<u64>,
+    heads: Option<u64>,
+    patch: Option<u64>,
+    /// Length of the embeddings, which is that of the model it goes with.
+    projection: Option<u64>,
 }
 
 /// The tensors that share a name but for their block.
@@ -89,13 +104,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Report {
     fn new(file: &Gguf<Map>) -> Result<Self, Failure> {
-        let inspection = skep_engine::inspect(file);
+        let projector = Projector::new(file);
         let architecture = file.architecture().ok().map(str::to_owned);
         let context = architecture.as_ref().map(|prefix| format!("{prefix}.context_length"));
         let lossy = |key: &str| Some(file.bytes(key).ok()??.to_str_lossy().into_owned());
-        let (model, problem, warnings) = match inspection {
-            Ok(inspection) => (Some(Model::new(&inspection)), None, inspection.warnings),
-            Err(error) => (None, Some(error.to_string()), Vec::new()),
+        let (model, problem, warnings) = match (&projector, skep_engine::inspect(file)) {
+            (Some(projector), _) => (None, projector.problem(), Vec::new()),
+            (None, Ok(inspection)) => (Some(Model::new(&inspection)), None, inspection.warnings),
+            (None, Err(error)) => (None, Some(error.to_string()), Vec::new()),
         };
         Ok(Self {
             version: file.version(),
@@ -112,6 +128,7 @@ impl Report {
             chat_template: file.get("tokenizer.chat_template").is_some(),
             architecture,
             model,
+            projector,
             problem,
             warnings,
             types: roles(file),
@@ -138,17 +155,28 @@ impl Report {
         }
         line("chat template", if self.chat_template { "yes" } else { "no" }.into());
         if let Some(model) = &self.model {
+            let kinds = [
+                ("Gated DeltaNet", &model.recurrent_layers, false),
+                ("sliding attention", &model.sliding_attention_layers, false),
+                ("full attention", &model.full_attention_layers, true),
+            ];
+            let kinds = kinds.iter().filter(|(_, layers, _)| !layers.is_empty());
+            let kinds: Vec<_> = kinds
+                .map(|(kind, layers, listed)| match listed {
+                    true => format!("{} {kind} {layers:?}", layers.len()),
+                    false => format!("{} {kind}", layers.len()),
+                })
+                .collect();
+            line("layers", format!("{}: {}", model.layers, kinds.join(", ")));
             line(
-                "layers",
-                format!(
-                    "{}: {} Gated DeltaNet, {} full attention {:?}",
-                    model.layers,
-                    model.recurrent_layers.len(),
-                    model.full_attention_layers.len(),
-                    model.full_attention_layers
-                ),
+                "experts",
+                match model.experts {
+                    0 => "none".into(),
+                    experts => {
+                        format!("{experts}, {} per token, and what every token uses", model.experts_used)
+                    }
+                },
             );
-            line("experts", format!("{}, {} per token, and a shared one", model.experts, model.experts_used));
             line("active", format!("{} of weights per token", bytes(model.active_bytes_per_token)));
             line(
                 "draft block",
@@ -160,6 +188,9 @@ impl Report {
                     None => "none".into(),
                 },
             );
+        }
+        if let Some(projector) = &self.projector {
+            line("projector", projector.text());
         }
         for warning in &self.warnings {
             line("warning", warning.clone());
@@ -198,6 +229,7 @@ impl Model {
         Self {
             layers: inspection.layers.len(),
             recurrent_layers: of_kind(LayerKind::GatedDeltaNet),
+            sliding_attention_layers: of_kind(LayerKind::SlidingAttention),
             full_attention_layers: of_kind(LayerKind::FullAttention),
             draft_block: inspection.draft_block,
             draft_bytes: inspection.draft_bytes,
@@ -205,6 +237,44 @@ impl Model {
             experts_used: inspection.experts_used,
             active_bytes_per_token: inspection.active_bytes_per_token,
         }
+    }
+}
+
+impl Projector {
+    /// `None` if the file is no projector.
+    fn new(file: &Gguf<Map>) -> Option<Self> {
+        if file.architecture().ok()? != "clip" {
+            return None;
+        }
+        let key = |name: &str| file.u64(&format!("clip.vision.{name}")).ok()?;
+        let text = |name: &str| Some(file.bytes(name).ok()??.to_str_lossy().into_owned());
+        let kind = text("clip.vision.projector_type").or_else(|| text("clip.projector_type"));
+        Some(Self {
+            kind: kind.unwrap_or_else(|| "(none)".into()),
+            blocks: key("block_count"),
+            width: key("embedding_length"),
+            heads: key("attention.head_count"),
+            patch: key("patch_size"),
+            projection: key("projection_dim"),
+        })
+    }
+
+    fn problem(&self) -> Option<String> {
+        let kind = &self.kind;
+        (kind != "gemma4v").then(|| format!("projector type {kind} is not supported (supported: gemma4v)"))
+    }
+
+    fn text(&self) -> String {
+        let number = |value: Option<u64>| value.map_or("?".into(), |value| value.to_string());
+        format!(
+            "{}: {} blocks of width {}, {} heads, patches of {} pixels; goes with a model of embedding length {}",
+            self.kind,
+            number(self.blocks),
+            number(self.width),
+            number(self.heads),
+            number(self.patch),
+            number(self.projection)
+        )
     }
 }
 

@@ -3,4 +3,4 @@
 
 mod http;
 
-pub use http::{Backend, Card, Model, Options, Server};
+pub use http::{Backend, Card, ImageOptions, Model, Options, Server};

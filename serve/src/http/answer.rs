@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::body::{Body, HttpBody};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
-use skep_engine::{Event, Sampling, Sink};
+use http_body_util::BodyExt;
+use skep_engine::{Event, Sink};
 use tokio::sync::{mpsc, watch};
 
 use super::error::ApiError;
+use super::ledger::Held;
 use super::line::Line;
 use super::model::{Backend, Card};
-use super::request::{Asked, Format};
+use super::request::{Format, Parse};
 use super::server::App;
 use super::wire;
 
@@ -26,6 +28,8 @@ const EVENTS: usize = 4096;
 struct Pipe {
     events: mpsc::Sender<Event>,
     full: Arc<AtomicBool>,
+    /// What the pictures of the request occupy, as long as the engine has them.
+    _pictures: Held,
 }
 
 impl Sink for Pipe {
@@ -60,41 +64,40 @@ pub(super) struct Answer {
 
 impl Answer {
     /// Reads a request, checks it and hands it to the engine.
-    pub(super) async fn ask(
-        app: &App,
-        line: Arc<Line>,
-        body: Body,
-        parse: fn(&[u8], &Card, Sampling) -> Result<Asked, ApiError>,
-    ) -> Result<Self, ApiError> {
+    pub(super) async fn ask(app: &App, line: Arc<Line>, body: Body, parse: Parse) -> Result<Self, ApiError> {
         let asked = Self::admit(app, Arc::clone(&line), body, parse).await;
         asked.inspect_err(|error| line.failed(error))
     }
 
-    async fn admit(
-        app: &App,
-        line: Arc<Line>,
-        body: Body,
-        parse: fn(&[u8], &Card, Sampling) -> Result<Asked, ApiError>,
-    ) -> Result<Self, ApiError> {
+    async fn admit(app: &App, line: Arc<Line>, body: Body, parse: Parse) -> Result<Self, ApiError> {
         let backend = Arc::clone(app.model.backend()?);
-        let body = read(app, body).await?;
+        let card = backend.card();
+        let mut held = app.ledger.open();
+        let body = read(app, body, &card, &mut held).await?;
         let strict = app.strict_model;
         let stopping = app.stopping.clone();
         let (sender, events) = mpsc::channel(EVENTS);
         let full = Arc::new(AtomicBool::new(false));
-        let pipe = Pipe { events: sender, full: Arc::clone(&full) };
 
-        let admission = tokio::task::spawn_blocking(move || {
-            let card = backend.card();
-            let asked = parse(&body, &card, backend.sampling())?;
-            if let Some(model) = asked.model.filter(|model| strict && *model != card.id) {
-                return Err(ApiError::no_such_model(&model, &card.id));
+        let options = Arc::clone(&app.images.options);
+        let sampling = backend.sampling();
+        let (mut asked, card) = blocking(move || {
+            let asked = parse(&body, &card, sampling, &options)?;
+            match asked.model.as_ref().filter(|model| strict && **model != card.id) {
+                Some(model) => Err(ApiError::no_such_model(model, &card.id)),
+                None => Ok((asked, card)),
             }
-            let prompt_tokens = Backend::submit(&*backend, asked.request, Box::new(pipe))?;
-            Ok((card, asked.format, prompt_tokens))
-        });
-        let (card, format, prompt_tokens) =
-            admission.await.map_err(|_| ApiError::internal("admitting the request failed"))??;
+        })
+        .await?;
+        let mut pictures = app.ledger.open();
+        let pending = std::mem::take(&mut asked.pictures);
+        asked.place(app.images.read(pending, &mut pictures).await?)?;
+        drop(held);
+
+        let pipe = Pipe { events: sender, full: Arc::clone(&full), _pictures: pictures };
+        let format = asked.format;
+        let prompt_tokens =
+            blocking(move || Ok(Backend::submit(&*backend, asked.request, Box::new(pipe))?)).await?;
         line.admitted(prompt_tokens);
         Ok(Self { card, format, events, full, stopping, line })
     }
@@ -184,29 +187,38 @@ impl<S: Script> Stream<S> {
     }
 }
 
-async fn read(app: &App, body: Body) -> Result<Bytes, ApiError> {
-    let limit = app.body_limit;
+/// Runs what takes long, rendering a prompt for one, beside the thread that serves sockets.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| ApiError::internal("admitting the request failed"))?
+}
+
+async fn read(app: &App, body: Body, card: &Card, held: &mut Held) -> Result<Vec<u8>, ApiError> {
+    let limit = match card.images {
+        Some(_) => app.body_limit.max(app.images.options.body_limit),
+        None => app.body_limit,
+    };
     if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::too_large(limit));
     }
-    match tokio::time::timeout(app.body_timeout, to_bytes(body, limit)).await {
-        Err(_) => Err(ApiError::body_timeout()),
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => Err(match is_limit(&error) {
-            true => ApiError::too_large(limit),
-            false => ApiError::invalid("the request body could not be read"),
-        }),
-    }
+    let read = collect(body, limit, held);
+    tokio::time::timeout(app.body_timeout, read).await.unwrap_or_else(|_| Err(ApiError::body_timeout()))
 }
 
-/// Whether a body could not be read because it is too long; the alternative is a connection that broke.
-fn is_limit(error: &axum::Error) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        if error.to_string().contains("length limit exceeded") {
-            return true;
+async fn collect(mut body: Body, limit: usize, held: &mut Held) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::invalid("the request body could not be read"))?;
+        let Some(data) = frame.data_ref() else { continue };
+        if data.len() > limit - bytes.len() {
+            return Err(ApiError::too_large(limit));
         }
-        source = error.source();
+        if !held.grow(data.len()) {
+            return Err(ApiError::no_room());
+        }
+        bytes.extend_from_slice(data);
     }
-    false
+    Ok(bytes)
 }

@@ -85,6 +85,13 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message)
     }
 
+    /// Bodies and pictures of other requests take all the memory that is set aside for them (503).
+    pub(super) fn no_room() -> Self {
+        let message = "too many large requests are being read: try again later";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some("busy"), message);
+        error.with_header("retry-after", "1")
+    }
+
     pub(super) fn loading(loaded: f64) -> Self {
         let percent = (loaded * 100.0).floor();
         let message = format!("the model is being loaded ({percent} %)");

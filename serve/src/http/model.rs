@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use skep_engine::{Engine, Request, Result, Sampling, Sink};
+use skep_engine::{Budget, Engine, Request, Result, Sampling, Sink};
 
 use super::error::ApiError;
 
@@ -22,7 +22,7 @@ pub trait Backend: Send + Sync + 'static {
 impl Backend for Engine {
     fn card(&self) -> Card {
         let info = self.info();
-        Card { id: info.name.clone(), context: info.context, n_vocab: info.n_vocab }
+        Card { id: info.name.clone(), context: info.context, n_vocab: info.n_vocab, images: None }
     }
 
     fn sampling(&self) -> Sampling {
@@ -43,6 +43,8 @@ pub struct Card {
     pub context: usize,
     /// Tokens in the vocabulary; ids in requests are below this.
     pub n_vocab: usize,
+    /// Soft tokens that an image may take unless a request says otherwise; `None` if the model takes no images.
+    pub images: Option<Budget>,
 }
 
 /// The model behind a server: being loaded at first, then ready for good.

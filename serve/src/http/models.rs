@@ -19,6 +19,8 @@ pub(super) struct ModelObject {
     owned_by: &'static str,
     /// Tokens of prompt and answer together; not part of OpenAI's object, but what agents need to compact in time.
     context_length: usize,
+    /// Not part of OpenAI's object either, but how other servers tell what a model takes.
+    input_modalities: &'static [&'static str],
 }
 
 #[derive(Debug, Serialize)]
@@ -29,7 +31,9 @@ pub(super) struct ModelList {
 
 impl ModelObject {
     fn new(card: Card, created: u64) -> Self {
-        Self { id: card.id, object: "model", created, owned_by: "skep", context_length: card.context }
+        let input_modalities: &[&str] = if card.images.is_some() { &["text", "image"] } else { &["text"] };
+        let context_length = card.context;
+        Self { id: card.id, object: "model", created, owned_by: "skep", context_length, input_modalities }
     }
 }
 

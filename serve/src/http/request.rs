@@ -3,6 +3,7 @@ use skep_engine::{Prompt, Request, Sampling, ToolChoice, chat};
 
 use super::error::ApiError;
 use super::fields::{Fields, Interval, mismatch, whole};
+use super::images::{self, Collector, ImageOptions, Pending};
 use super::model::Card;
 
 /// How many stop strings a request may have, and how long each may be.
@@ -14,7 +15,12 @@ pub(super) struct Asked {
     pub(super) request: Request,
     pub(super) model: Option<String>,
     pub(super) format: Format,
+    /// The pictures that the messages leave places for, in order.
+    pub(super) pictures: Vec<Pending>,
 }
+
+/// Reads a request body.
+pub(super) type Parse = fn(&[u8], &Card, Sampling, &ImageOptions) -> Result<Asked, ApiError>;
 
 /// How the answer is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,23 +31,35 @@ pub(super) struct Format {
 
 impl Asked {
     /// The body of `POST /v1/chat/completions`.
-    pub(super) fn chat(body: &[u8], card: &Card, defaults: Sampling) -> Result<Self, ApiError> {
+    pub(super) fn chat(
+        body: &[u8],
+        card: &Card,
+        defaults: Sampling,
+        images: &ImageOptions,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         refuse_common(&mut fields)?;
         refuse_chat(&mut fields)?;
 
-        let messages = messages(fields.array("messages")?)?;
+        let mut collector = Collector::new(images, card);
+        let messages = messages(fields.array("messages")?, &mut collector)?;
+        let pictures = collector.pending;
         let tools = tools(fields.array("tools")?)?;
         let tool_choice = tool_choice(fields.take("tool_choice"), &tools)?;
         let kwargs = template_arguments(&mut fields)?;
         let limit = fields.count("max_tokens", 1)?;
         let max_tokens = fields.count("max_completion_tokens", 1)?.or(limit);
         let prompt = Prompt::Chat { messages, tools, tool_choice, kwargs };
-        Self::finish(fields, prompt, max_tokens, card, defaults)
+        Ok(Self { pictures, ..Self::finish(fields, prompt, max_tokens, card, defaults)? })
     }
 
     /// The body of `POST /v1/completions`.
-    pub(super) fn completion(body: &[u8], card: &Card, defaults: Sampling) -> Result<Self, ApiError> {
+    pub(super) fn completion(
+        body: &[u8],
+        card: &Card,
+        defaults: Sampling,
+        _: &ImageOptions,
+    ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         refuse_common(&mut fields)?;
         refuse_completion(&mut fields)?;
@@ -49,6 +67,14 @@ impl Asked {
         let prompt = prompt(fields.take("prompt"), card)?;
         let max_tokens = fields.count("max_tokens", 1)?;
         Self::finish(fields, prompt, max_tokens, card, defaults)
+    }
+
+    /// Puts the pictures where the messages left places for them.
+    pub(super) fn place(&mut self, pictures: Vec<chat::Image>) -> Result<(), ApiError> {
+        match &mut self.request.prompt {
+            Prompt::Chat { messages, .. } => images::place(messages, pictures),
+            _ => images::place(&mut [], pictures),
+        }
     }
 
     fn finish(
@@ -66,7 +92,7 @@ impl Asked {
             stop: stop(fields.take("stop"))?,
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
         };
-        Ok(Self { request, model: fields.string("model")?, format })
+        Ok(Self { request, model: fields.string("model")?, format, pictures: Vec::new() })
     }
 }
 
@@ -142,14 +168,21 @@ fn refuse_completion(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-fn messages(values: Option<Vec<Value>>) -> Result<Vec<chat::Message>, ApiError> {
+fn messages(
+    values: Option<Vec<Value>>,
+    collector: &mut Collector<'_>,
+) -> Result<Vec<chat::Message>, ApiError> {
     let values = values.unwrap_or_default();
     if values.is_empty() {
         return Err(ApiError::field("messages", "`messages` must hold at least one message"));
     }
     let parse = |(index, value): (usize, &Value)| {
         let param = format!("messages[{index}]");
-        chat::Message::from_json(value, &param).map_err(|error| ApiError::from(error).with_param(param))
+        let message = chat::Message::with_images(value, &param, &mut |part, at| collector.part(part, at));
+        message.map_err(|error| {
+            let refusal = collector.refusal.take();
+            refusal.unwrap_or_else(|| ApiError::from(error).with_param(param))
+        })
     };
     values.iter().enumerate().map(parse).collect()
 }

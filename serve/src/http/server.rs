@@ -21,6 +21,8 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::error::ApiError;
 use super::guard::{self, Door};
+use super::images::{ImageOptions, Reader};
+use super::ledger::Ledger;
 use super::line;
 use super::model::Model;
 use super::{chat, completions, models, wire};
@@ -45,6 +47,10 @@ pub struct Options {
     pub body_limit: usize,
     /// How long a request body may take to arrive.
     pub body_timeout: Duration,
+    /// Bytes that request bodies and pictures may occupy, all requests together; more are refused as busy.
+    pub memory: usize,
+    /// Which pictures are taken.
+    pub images: ImageOptions,
     /// How long a stream may be silent before a comment is sent.
     pub keep_alive: Duration,
     /// How long running answers may go on once the server is told to stop.
@@ -64,6 +70,8 @@ impl Default for Options {
             strict_model: false,
             body_limit: 32 << 20,
             body_timeout: Duration::from_secs(120),
+            memory: 1 << 30,
+            images: ImageOptions::default(),
             keep_alive: Duration::from_secs(10),
             grace: Duration::from_secs(3),
             connections: 512,
@@ -87,6 +95,8 @@ pub(super) struct App {
     pub(super) strict_model: bool,
     pub(super) body_limit: usize,
     pub(super) body_timeout: Duration,
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) images: Reader,
     pub(super) keep_alive: Duration,
     pub(super) started: u64,
     /// Turns true when running answers are to end.
@@ -139,6 +149,8 @@ impl Server {
             strict_model: options.strict_model,
             body_limit: options.body_limit,
             body_timeout: options.body_timeout,
+            ledger: Arc::new(Ledger::new(options.memory)),
+            images: Reader::new(options.images),
             keep_alive: options.keep_alive,
             started: wire::now(),
             stopping,

@@ -8,8 +8,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
 use serde_json::Value;
-use skep_engine::{Delta, Error, ErrorKind, Event, FinishReason, Request, Sampling, Sink, Timings, Usage};
+use skep_engine::{
+    Budget, Delta, Error, ErrorKind, Event, FinishReason, Request, Sampling, Sink, Timings, Usage,
+};
 use skep_serve::{Backend, Card, Model, Options, Server};
 use tokio::sync::oneshot;
 
@@ -31,6 +34,8 @@ pub(crate) struct Play {
     /// How long rendering and tokenizing takes.
     pub(crate) admission: Duration,
     pub(crate) refusal: Option<(ErrorKind, &'static str)>,
+    /// What the card says of images.
+    pub(crate) images: Option<Budget>,
     pub(crate) acts: Vec<Act>,
 }
 
@@ -86,7 +91,7 @@ pub(crate) const VOCABULARY: usize = 1000;
 
 impl Backend for Script {
     fn card(&self) -> Card {
-        Card { id: "org/scripted model".into(), context: 4096, n_vocab: VOCABULARY }
+        Card { id: "org/scripted model".into(), context: 4096, n_vocab: VOCABULARY, images: self.play.images }
     }
 
     fn sampling(&self) -> Sampling {
@@ -353,6 +358,17 @@ fn dechunk(mut bytes: &[u8]) -> Vec<u8> {
         bytes = bytes.get(length + 2..).unwrap_or_default();
     }
     body
+}
+
+/// A file beside this crate's tests, or elsewhere in the repository.
+pub(crate) fn file(path: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")))
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// A file as the data URL of a picture.
+pub(crate) fn data_url(bytes: &[u8]) -> String {
+    format!("data:image/png;base64,{}", base64::engine::general_purpose::STANDARD.encode(bytes))
 }
 
 /// A minimal chat with further fields, as `"name": value`.
