@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// Refuse requests that name another model than the one served
     #[arg(long)]
     strict_model: bool,
+    /// Fetch pictures that requests name by an http address, if it is one of the public internet
+    #[arg(long)]
+    allow_image_url: bool,
     /// Answers generated at a time
     #[arg(long, value_name = "N", value_parser = positive, default_value_t = 4)]
     parallel: usize,
@@ -55,6 +58,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     options.cors_origins = args.cors_origin.clone();
     options.allowed_hosts = args.allow_host.clone();
     options.strict_model = args.strict_model;
+    options.images.fetch = args.allow_image_url;
     let server = Server::bind(options).map_err(|error| cannot_listen(&args, &error))?;
     let address = server.address();
     if !address.ip().is_loopback() && !has_key {
@@ -64,8 +68,9 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::other(format!("cannot start the server: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Prompts are rendered and tokenized here, beside the engine: a few at a time.
-        .max_blocking_threads(4)
+        // Prompts are rendered and tokenized here, pictures decoded and names looked up, beside the engine: a few at a
+        // time.
+        .max_blocking_threads(8)
         .build()
         .map_err(failed)?;
     let model = Arc::new(Model::loading());
