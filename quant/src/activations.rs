@@ -117,14 +117,19 @@ impl Activations {
         let n_tokens = rows.len().checked_div(cols).unwrap_or(0);
         assert_eq!(n_tokens * cols, rows.len(), "{} activations are not rows of {cols}", rows.len());
         (self.n_tokens, self.cols, self.forms) = (n_tokens, cols, forms);
-        self.rows.clear();
         self.q8k.clear();
         self.q8x8.clear();
-        if forms.contains(Forms::F32) {
-            self.rows.extend_from_slice(rows);
-        }
         // A short batch is quantised sooner than a pool wakes up.
         let par = if rows.len() < 16 * 1024 { &Serial } else { par };
+        if forms.contains(Forms::F32) {
+            const CHUNK: usize = 16 * 1024;
+            self.rows.resize(rows.len(), 0.0);
+            for_each_chunk_mut(par, &mut self.rows, CHUNK, |i, chunk| {
+                chunk.copy_from_slice(&rows[i * CHUNK..][..chunk.len()]);
+            });
+        } else {
+            self.rows.clear();
+        }
         if forms.contains(Forms::Q8_K) && n_tokens > 0 {
             assert!(cols.is_multiple_of(256), "{cols} columns are not a multiple of 256");
             self.q8k.resize(rows.len() / 256, Q8K::ZERO);

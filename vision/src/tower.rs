@@ -243,6 +243,20 @@ impl<'a> Tower<'a> {
         self.weights.positions.len() / (2 * self.config.hidden)
     }
 
+    /// Floating-point operations of encoding these patches, counting the multiplications and additions of products with
+    /// weights and of attention only.
+    #[must_use]
+    pub fn operations(&self, patches: &Patches) -> f64 {
+        let Config { hidden, ff, tiling, .. } = self.config;
+        let n = (patches.columns() * patches.rows()) as f64;
+        let n_soft = n / (tiling.pooling() * tiling.pooling()) as f64;
+        let (hidden, ff, blocks) = (hidden as f64, ff as f64, self.weights.blocks.len() as f64);
+        let linear = 4.0 * hidden * hidden + 3.0 * hidden * ff;
+        let attention = 2.0 * n * hidden;
+        let patch = 3.0 * (tiling.patch() * tiling.patch()) as f64;
+        2.0 * (n * (hidden * patch + blocks * (linear + attention)) + n_soft * hidden * self.out_dim() as f64)
+    }
+
     /// Checks that the tower can place and pool patches; returns the number of soft tokens.
     pub(crate) fn check(&self, patches: &Patches) -> Result<usize> {
         let (columns, rows) = (patches.columns(), patches.rows());

@@ -17,7 +17,7 @@ pub(super) const SPAN: usize = 1280;
 /// Distance of the decoded rows of a tile: not a power of two, lest they fall in the same cache sets.
 pub(super) const ROW: usize = SPAN + 16;
 /// Tokens of a block share one decoding of the rows, as long as they stay in the second-level cache.
-const MOST_TOKENS: usize = 96;
+const MOST_TOKENS: usize = 144;
 const TOKEN_BYTES: usize = 1 << 20;
 /// A multiple of the tokens of every tile.
 const TOKEN_STEP: usize = 12;
@@ -135,7 +135,12 @@ fn tokens(micro: &Micro, tile: &mut Tile<'_>, first: usize, n: usize, space: &mu
             (micro.reduce)(sums, &mut out);
             let first = first + at * micro.tokens;
             for (t, out) in out.chunks_exact(micro.rows).enumerate().take(n - at * micro.tokens) {
-                tile.out.put(first + t, row, &out[..rows]);
+                // A length known to the compiler is a store, any other a call.
+                match out[..rows] {
+                    [a, b, c, d] => tile.out.put(first + t, row, &[a, b, c, d]),
+                    [a, b] => tile.out.put(first + t, row, &[a, b]),
+                    ref out => tile.out.put(first + t, row, out),
+                }
             }
         }
     }

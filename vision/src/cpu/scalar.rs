@@ -5,13 +5,12 @@ use alloc::vec;
 use super::{BLOCK, Heads};
 use crate::Activation;
 
-pub(crate) fn attend(heads: &Heads<'_>, first: usize, out: &mut [f32]) {
+pub(crate) fn attend(heads: &Heads<'_>, block: usize, out: &mut [f32]) {
     let (dim, row) = (heads.dim, heads.heads * heads.dim);
     let mut p = vec![0.0; heads.n];
     for (i, out) in out.chunks_exact_mut(row).enumerate() {
         for (head, out) in out.chunks_exact_mut(dim).enumerate() {
-            let at = first + i;
-            let q = &heads.block(heads.q, at / BLOCK, head)[at % BLOCK * dim..][..dim];
+            let q = &heads.block(heads.q, block, head)[i * dim..][..dim];
             for block in 0..heads.blocks() {
                 let keys = heads.block(heads.k, block, head).chunks_exact(dim);
                 for (p, k) in p[block * BLOCK..].iter_mut().zip(keys) {

@@ -160,10 +160,7 @@ impl Pass<'_, '_> {
         }
         x.resize(n * hidden, 0.0);
         let heads = Heads { q, k, v, n, heads: config.heads, dim };
-        let queries = self.kernels.queries;
-        for_each_chunk_mut(self.par, x, queries * hidden, |chunk, out| {
-            (self.kernels.attend)(&heads, chunk * queries, out);
-        });
+        for_each_chunk_mut(self.par, x, block_len, |block, out| (self.kernels.attend)(&heads, block, out));
         let y = &mut y[0];
         for first in (0..n).step_by(RUN) {
             let run = first * hidden..(first + RUN).min(n) * hidden;

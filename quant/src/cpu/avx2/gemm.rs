@@ -1,4 +1,5 @@
-//! The inner tile of float products: two rows, three tokens, half of the partial sums at a time.
+//! The inner tile of float products: two rows, three tokens, half of the partial sums at a time: with all of
+//! them a tile would not fit the registers, and loads would limit the rate.
 
 use core::arch::x86_64::*;
 
@@ -9,8 +10,6 @@ use crate::cpu::scalar::LANES;
 
 const ROWS: usize = 2;
 const TOKENS: usize = 3;
-/// Partial sums of a pass: with all of them a tile would not fit the registers, and loads would limit the rate.
-const HALF: usize = LANES / 2;
 
 /// To be used on processors with the features only.
 pub(in crate::cpu) const MICRO: Micro = Micro {
@@ -26,26 +25,27 @@ pub(in crate::cpu) const MICRO: Micro = Micro {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn step(w: &[f32], x: &[f32], stride: usize, sums: &mut [Sums], fresh: bool, steps: usize) {
-    let w: [&[[f32; LANES]]; ROWS] = core::array::from_fn(|r| &w[r * ROW..].as_chunks().0[..steps]);
-    let x: [&[[f32; LANES]]; TOKENS] = core::array::from_fn(|t| &x[t * stride..].as_chunks().0[..steps]);
     let sums: &mut [Sums; ROWS * TOKENS] = sums.try_into().expect("a tile's sums");
     if fresh {
         sums.fill([0.0; LANES]);
     }
+    let row = |r: usize| w[r * ROW..].as_chunks::<LANES>().0[..steps].iter();
+    let token = |t: usize| x[t * stride..].as_chunks::<LANES>().0[..steps].iter();
     for half in 0..2 {
         let mut acc = [[[_mm256_setzero_ps(); 2]; ROWS]; TOKENS];
         for t in 0..TOKENS {
             for r in 0..ROWS {
-                let sums = sums[t * ROWS + r].as_chunks::<HALF>().0[half].as_chunks().0;
-                acc[t][r] = [load_f32(&sums[0]), load_f32(&sums[1])];
+                let sums = &sums[t * ROWS + r];
+                acc[t][r] = [part(sums, 2 * half), part(sums, 2 * half + 1)];
             }
         }
-        for i in 0..steps {
+        let tokens = token(0).zip(token(1)).zip(token(2));
+        for ((w0, w1), ((x0, x1), x2)) in row(0).zip(row(1)).zip(tokens) {
             for k in 0..2 {
-                let part = |lanes: &[f32; LANES]| load_f32(&lanes.as_chunks().0[2 * half + k]);
-                let x = [part(&x[0][i]), part(&x[1][i]), part(&x[2][i])];
-                for r in 0..ROWS {
-                    let w = part(&w[r][i]);
+                let at = 2 * half + k;
+                let x = [part(x0, at), part(x1, at), part(x2, at)];
+                for (r, w) in [w0, w1].into_iter().enumerate() {
+                    let w = part(w, at);
                     for t in 0..TOKENS {
                         acc[t][r][k] = _mm256_fmadd_ps(w, x[t], acc[t][r][k]);
                     }
@@ -54,12 +54,19 @@ fn step(w: &[f32], x: &[f32], stride: usize, sums: &mut [Sums], fresh: bool, ste
         }
         for t in 0..TOKENS {
             for r in 0..ROWS {
-                let sums = sums[t * ROWS + r].as_chunks_mut::<HALF>().0[half].as_chunks_mut().0;
-                store_f32(&mut sums[0], acc[t][r][0]);
-                store_f32(&mut sums[1], acc[t][r][1]);
+                let sums = sums[t * ROWS + r].as_chunks_mut().0;
+                store_f32(&mut sums[2 * half], acc[t][r][0]);
+                store_f32(&mut sums[2 * half + 1], acc[t][r][1]);
             }
         }
     }
+}
+
+/// A quarter of the elements of a step.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn part(lanes: &[f32; LANES], quarter: usize) -> __m256 {
+    load_f32(&lanes.as_chunks().0[quarter])
 }
 
 #[target_feature(enable = "avx2")]

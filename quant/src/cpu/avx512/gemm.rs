@@ -67,25 +67,25 @@ fn decode(ty: Type, bytes: &[u8], out: &mut [f32]) {
 
 #[target_feature(enable = "avx512f")]
 fn step(w: &[f32], x: &[f32], stride: usize, sums: &mut [Sums], fresh: bool, steps: usize) {
-    let w: [&[[f32; LANES]]; ROWS] = core::array::from_fn(|r| &w[r * ROW..].as_chunks().0[..steps]);
-    let x: [&[[f32; LANES]]; TOKENS] = core::array::from_fn(|t| &x[t * stride..].as_chunks().0[..steps]);
     let sums: &mut [Sums; ROWS * TOKENS] = sums.try_into().expect("a tile's sums");
     let mut acc = [[[_mm512_setzero_ps(); 2]; ROWS]; TOKENS];
     if !fresh {
         for t in 0..TOKENS {
             for r in 0..ROWS {
-                for (acc, sum) in acc[t][r].iter_mut().zip(sums[t * ROWS + r].as_chunks().0) {
-                    *acc = load(sum);
-                }
+                let sums = sums[t * ROWS + r].as_chunks().0;
+                acc[t][r] = [load(&sums[0]), load(&sums[1])];
             }
         }
     }
-    for i in 0..steps {
+    let row = |r: usize| w[r * ROW..].as_chunks::<LANES>().0[..steps].iter();
+    let token = |t: usize| x[t * stride..].as_chunks::<LANES>().0[..steps].iter();
+    let rows = row(0).zip(row(1)).zip(row(2)).zip(row(3));
+    let tokens = token(0).zip(token(1)).zip(token(2));
+    for ((((w0, w1), w2), w3), ((x0, x1), x2)) in rows.zip(tokens) {
         for half in 0..2 {
-            let part = |lanes: &[f32; LANES]| load(&lanes.as_chunks().0[half]);
-            let x = [part(&x[0][i]), part(&x[1][i]), part(&x[2][i])];
-            for r in 0..ROWS {
-                let w = part(&w[r][i]);
+            let x = [part(x0, half), part(x1, half), part(x2, half)];
+            for (r, w) in [w0, w1, w2, w3].into_iter().enumerate() {
+                let w = part(w, half);
                 for t in 0..TOKENS {
                     acc[t][r][half] = _mm512_fmadd_ps(w, x[t], acc[t][r][half]);
                 }
@@ -94,11 +94,18 @@ fn step(w: &[f32], x: &[f32], stride: usize, sums: &mut [Sums], fresh: bool, ste
     }
     for t in 0..TOKENS {
         for r in 0..ROWS {
-            for (acc, sum) in acc[t][r].iter().zip(sums[t * ROWS + r].as_chunks_mut().0) {
-                store(sum, *acc);
-            }
+            let sums = sums[t * ROWS + r].as_chunks_mut().0;
+            store(&mut sums[0], acc[t][r][0]);
+            store(&mut sums[1], acc[t][r][1]);
         }
     }
+}
+
+/// Half of the elements of a step.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn part(lanes: &[f32; LANES], half: usize) -> __m512 {
+    load(&lanes.as_chunks().0[half])
 }
 
 /// See [`scalar::reduce`](crate::cpu::scalar::reduce): halves onto halves, all values of the tile side by side.
