@@ -35,6 +35,10 @@ impl Tensor {
 pub(crate) struct Edited(PathBuf);
 
 impl Edited {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
