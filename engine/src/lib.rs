@@ -8,6 +8,7 @@ mod error;
 mod experts;
 mod gemma4;
 mod graph;
+mod images;
 mod inspect;
 mod keys;
 mod memory;

@@ -1,9 +1,11 @@
 use crate::batch::{Batch, SequenceId};
-use crate::chat::Template;
+use crate::chat::{Image, Template};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::{Facts, Graph, Reading, Step};
+use crate::images::{Encoder, Images, Placed};
 use crate::inspect;
 use crate::memory::{Layout, Memory};
+use crate::projector::Projector;
 use crate::sampler::Sampling;
 use crate::store::{self, Residence, Store};
 use crate::tokenizer::Tokenizer;
@@ -11,7 +13,8 @@ use skep_attention::KvType;
 use skep_hal::cpu::Cpu;
 use skep_hal::{Pool, Scope};
 use skep_quant::{Isa, Parallel, Precision};
-use std::path::Path;
+use skep_vision::Budget;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How to load and run a model.
@@ -31,6 +34,10 @@ pub struct LoadOptions {
     pub kv: KvType,
     /// Where the weights live.
     pub residence: Residence,
+    /// The projector beside the model (`mmproj`), which turns pictures into soft tokens.
+    pub projector: Option<PathBuf>,
+    /// Soft tokens that an image may take where it does not say so itself.
+    pub budget: Budget,
 }
 
 impl Default for LoadOptions {
@@ -42,6 +49,8 @@ impl Default for LoadOptions {
             sequences: 1,
             kv: KvType::F16,
             residence: Residence::Auto,
+            projector: None,
+            budget: Budget::default(),
         }
     }
 }
@@ -85,6 +94,8 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Instruction set of the kernels.
     pub isa: String,
+    /// The budget of images in soft tokens; none where the model takes no images.
+    pub images: Option<Budget>,
     /// What the loader noticed and went on with.
     pub warnings: Vec<String>,
 }
@@ -98,6 +109,7 @@ pub struct Runner {
     precision: Precision,
     pool: Pool,
     memory: Memory,
+    encoder: Option<Encoder>,
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<Template>>,
     sampling: Sampling,
@@ -135,6 +147,10 @@ impl Runner {
                 .map_or_else(|| architecture.clone(), |stem| stem.to_string_lossy().into_owned()),
         };
 
+        let encoder = match &options.projector {
+            None => None,
+            Some(path) => Some(Encoder::new(images(path, &facts, &tokenizer, options)?)),
+        };
         let sequences = options.sequences.max(1);
         let layout = graph.layout();
         let context = context(&facts, &layout, options, sequences)?;
@@ -156,6 +172,7 @@ impl Runner {
             draft_bytes: facts.inspection.draft_bytes,
             threads: pool.threads(),
             isa: isa.name().to_owned(),
+            images: encoder.as_ref().map(|encoder| encoder.images().budget()),
             warnings: facts.inspection.warnings.clone(),
         };
         Ok(Self {
@@ -166,6 +183,7 @@ impl Runner {
             precision: options.precision,
             pool,
             memory,
+            encoder,
             tokenizer,
             template,
             sampling,
@@ -198,6 +216,40 @@ impl Runner {
     /// Sampling settings that the file recommends.
     pub fn sampling(&self) -> &Sampling {
         &self.sampling
+    }
+
+    pub(crate) fn images(&self) -> Option<&Images> {
+        self.encoder.as_ref().map(Encoder::images)
+    }
+
+    /// Soft tokens that an image takes, without the markers around them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Request`] if the model was loaded without a projector, or the picture cannot be brought to a size that fits
+    /// the budget.
+    pub fn image_tokens(&self, image: &Image) -> Result<usize> {
+        self.images().ok_or_else(blind)?.soft_tokens(image)
+    }
+
+    /// The embeddings of an image, `[image_tokens, hidden]`, to stand in a [`Piece`](crate::Piece). What was encoded last is
+    /// kept, and recognised by its pixels.
+    ///
+    /// # Errors
+    /// As [`image_tokens`](Self::image_tokens).
+    pub fn encode_image(&mut self, image: &Image) -> Result<Arc<[f32]>> {
+        let images = self.images().ok_or_else(blind)?;
+        let placed = Placed { at: 0, len: images.soft_tokens(image)?, key: images.key(image), image: image.clone() };
+        self.rows_of(&placed)
+    }
+
+    /// The embeddings of an image of a prompt.
+    pub(crate) fn rows_of(&mut self, placed: &Placed) -> Result<Arc<[f32]>> {
+        let encoder = self.encoder.as_mut().ok_or_else(blind)?;
+        if let Some(rows) = encoder.recall(placed.key) {
+            return Ok(rows);
+        }
+        let precision = self.precision;
+        self.pool.enter(|scope| encoder.encode(&Team(scope), precision, &placed.image, placed.key))
     }
 
     /// Opens an empty sequence, with cleared state.
@@ -267,6 +319,24 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// The projector beside a model.
+fn images(path: &Path, facts: &Facts, tokenizer: &Tokenizer, options: &LoadOptions) -> Result<Images> {
+    let refused = |message: &str| Error::model(format_args!("{}: {message}", path.display()));
+    if !facts.images {
+        return Err(refused("models of this architecture take no projector"));
+    }
+    let markers = tokenizer
+        .image_markers()
+        .ok_or_else(|| refused("the model's vocabulary has no tokens for images: it takes no projector"))?;
+    let projector = Projector::load(path, facts.hidden, options.residence)?;
+    Ok(Images::new(projector, options.budget, markers))
+}
+
+/// The error of an image without a projector.
+pub(crate) fn blind() -> Error {
+    Error::new(ErrorKind::Request, "the model takes no images: it was loaded without a projector (mmproj)")
 }
 
 /// The context of each sequence: as asked, or what the model allows within a quarter of the available memory.

@@ -1,10 +1,13 @@
 use super::{Event, FinishReason, Sink, Timings, Usage, shutting_down};
-use crate::batch::{Batch, Piece, SequenceId, Want};
+use crate::batch::{Batch, ImageRows, Piece, SequenceId, Want};
 use crate::constraint::OneOf;
 use crate::error::{Error, Result};
+use crate::images::Placed;
 use crate::runner::Runner;
 use crate::sampler::Sampler;
 use crate::stream::{Delta, Stream};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -17,6 +20,8 @@ pub(super) struct Job {
     /// The prompt, then the answer: what was forced (the opening of a tool call) and what was generated.
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_tokens: usize,
+    /// The images of the prompt in order.
+    pub(super) images: Vec<Placed>,
     pub(super) max_tokens: usize,
     pub(super) ignore_eos: bool,
     pub(super) sampler: Sampler,
@@ -32,6 +37,8 @@ struct Active {
     sequence: SequenceId,
     /// Tokens that the model has seen.
     done: usize,
+    /// Embeddings of the job's images, from when they are encoded until the model has seen them.
+    rows: Vec<Option<Arc<[f32]>>>,
     started: Instant,
     first_token: Option<Instant>,
 }
@@ -95,6 +102,7 @@ fn admit(runner: &mut Runner, waiting: &mut Option<Job>, active: &mut Vec<Active
     {
         let job = waiting.take();
         active.extend(job.map(|job| Active {
+            rows: vec![None; job.images.len()],
             job,
             sequence,
             done: 0,
@@ -106,13 +114,30 @@ fn admit(runner: &mut Runner, waiting: &mut Option<Job>, active: &mut Vec<Active
 
 /// One step: a token of every running answer, and a chunk of the prompt that has waited longest.
 fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
-    let prefilling = active.iter().position(|active| active.remaining() > 1);
+    let mut prefilling = active.iter().position(|active| active.remaining() > 1);
+    if let Some(index) = prefilling {
+        match active[index].look(runner) {
+            Ok(true) => {}
+            // The other answers go on before the next image.
+            Ok(false) => prefilling = None,
+            Err(error) => {
+                active[index].conclude(Outcome::Failed(error));
+                runner.close(active.remove(index).sequence);
+                return;
+            }
+        }
+    }
     let members: Vec<usize> = (0..active.len())
         .filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling)
         .collect();
+    let images: Vec<Vec<ImageRows<'_>>> =
+        members.iter().map(|&index| active[index].image_rows()).collect();
     let mut batch = Batch::new();
-    for &index in &members {
-        batch.push(active[index].piece());
+    for (&index, images) in members.iter().zip(&images) {
+        batch.push(active[index].piece(images));
+    }
+    if batch.pieces().is_empty() {
+        return;
     }
     let fed: Vec<(usize, bool)> =
         batch.pieces().iter().map(|piece| (piece.tokens.len(), piece.want == Want::Last)).collect();
@@ -128,7 +153,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
         let outcome = match &result {
             Err(error) => Outcome::Failed(error.clone()),
             Ok(()) => {
-                active.done += tokens;
+                active.advance_by(tokens);
                 match wanted.then(|| rows.next()).flatten() {
                     Some(row) => active.advance(runner, row),
                     None => Outcome::Running,
@@ -150,10 +175,56 @@ impl Active {
         self.job.tokens.len() - self.done
     }
 
-    fn piece(&self) -> Piece<'_> {
-        let end = self.job.tokens.len().min(self.done + CHUNK);
-        let want = if end == self.job.tokens.len() { Want::Last } else { Want::Nothing };
-        Piece { sequence: self.sequence, tokens: &self.job.tokens[self.done..end], images: &[], want }
+    /// The tokens of the next piece. An image is never split: a piece ends before one that does not fit, or is as long as the
+    /// one it begins with.
+    fn next(&self) -> Range<usize> {
+        let mut end = self.job.tokens.len().min(self.done + CHUNK);
+        for image in &self.job.images {
+            let stop = image.at + image.len;
+            if image.at < end && stop > end && stop > self.done {
+                end = if image.at > self.done { image.at } else { stop };
+            }
+        }
+        self.done..end
+    }
+
+    /// The images in the next piece.
+    fn in_next(&self) -> Range<usize> {
+        let next = self.next();
+        let images = &self.job.images;
+        images.partition_point(|image| image.at < next.start)..images.partition_point(|image| image.at < next.end)
+    }
+
+    /// Encodes an image of the next piece if one is missing, and says whether all are there.
+    fn look(&mut self, runner: &mut Runner) -> Result<bool> {
+        let images = self.in_next();
+        for index in images.clone() {
+            if self.rows[index].is_none() {
+                self.rows[index] = Some(runner.rows_of(&self.job.images[index])?);
+                break;
+            }
+        }
+        Ok(self.rows[images].iter().all(Option::is_some))
+    }
+
+    fn image_rows(&self) -> Vec<ImageRows<'_>> {
+        let images = self.in_next();
+        let placed = self.job.images[images.clone()].iter().zip(&self.rows[images]);
+        placed
+            .filter_map(|(image, rows)| Some(ImageRows { at: image.at - self.done, rows: rows.as_deref()? }))
+            .collect()
+    }
+
+    fn piece<'a>(&'a self, images: &'a [ImageRows<'a>]) -> Piece<'a> {
+        let next = self.next();
+        let want = if next.end == self.job.tokens.len() { Want::Last } else { Want::Nothing };
+        Piece { sequence: self.sequence, tokens: &self.job.tokens[next], images, want }
+    }
+
+    fn advance_by(&mut self, tokens: usize) {
+        let seen = self.in_next();
+        self.rows[seen].fill(None);
+        self.done += tokens;
     }
 
     /// Chooses the next token and sends what it says.
@@ -180,6 +251,9 @@ impl Active {
     fn choose(&mut self, runner: &Runner, logits: &mut [f32], deltas: &mut Vec<Delta>) -> Result<Outcome> {
         let tokenizer = runner.tokenizer();
         let job = &mut self.job;
+        for &id in tokenizer.suppressed() {
+            logits[id as usize] = f32::NEG_INFINITY;
+        }
         if let Some(constraint) = &job.constraint {
             constraint.mask(tokenizer, logits);
         } else if job.ignore_eos {

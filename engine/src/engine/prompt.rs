@@ -3,7 +3,8 @@ use super::{Prompt, Request, Sink, ToolChoice};
 use crate::chat::{Chat, Template};
 use crate::constraint::OneOf;
 use crate::error::{Error, ErrorKind, Result};
-use crate::runner::Runner;
+use crate::images::{Images, Placed};
+use crate::runner::{Runner, blind};
 use crate::sampler::Sampler;
 use crate::stream::{Markup, Stream, StreamOptions};
 use crate::tokenizer::{Specials, Tokenizer};
@@ -15,12 +16,14 @@ use std::time::Instant;
 pub(super) struct Prompter {
     tokenizer: Arc<Tokenizer>,
     template: Option<Arc<Template>>,
+    images: Option<Images>,
     n_vocab: usize,
 }
 
 /// A prompt in tokens, and how the answer begins.
 struct Start {
     tokens: Vec<u32>,
+    images: Vec<Placed>,
     /// Tokens of the answer that are given, not generated.
     forced: Vec<u32>,
     constraint: Option<OneOf>,
@@ -34,6 +37,7 @@ impl Prompter {
         Self {
             tokenizer: Arc::clone(runner.shared_tokenizer()),
             template: runner.shared_template().cloned(),
+            images: runner.images().cloned(),
             n_vocab: runner.info().n_vocab,
         }
     }
@@ -45,7 +49,7 @@ impl Prompter {
             return Err(self.no_such_token("logit_bias", *id));
         }
         let chat = matches!(request.prompt, Prompt::Chat { .. });
-        let Start { mut tokens, forced, constraint, starts_in_reasoning, without_thought, tools } =
+        let Start { mut tokens, images, forced, constraint, starts_in_reasoning, without_thought, tools } =
             self.start(request.prompt)?;
         if tokens.is_empty() {
             return Err(Error::new(ErrorKind::Request, "the prompt is empty"));
@@ -70,6 +74,7 @@ impl Prompter {
         Ok(Job {
             tokens,
             prompt_tokens,
+            images,
             max_tokens,
             ignore_eos: request.ignore_eos,
             sampler,
@@ -83,6 +88,7 @@ impl Prompter {
     fn start(&self, prompt: Prompt) -> Result<Start> {
         let plain = |tokens| Start {
             tokens,
+            images: Vec::new(),
             forced: Vec::new(),
             constraint: None,
             starts_in_reasoning: false,
@@ -109,6 +115,10 @@ impl Prompter {
                     Chat { messages: &messages, tools: &tools, kwargs: &kwargs, add_generation_prompt: true };
                 let rendered = template.prompt(&self.tokenizer, &chat)?;
                 let mut start = plain(rendered.ids);
+                if !rendered.images.is_empty() {
+                    let images = self.images.as_ref().ok_or_else(blind)?;
+                    (start.tokens, start.images) = images.expand(&start.tokens, rendered.images)?;
+                }
                 start.starts_in_reasoning = rendered.starts_in_reasoning;
                 start.without_thought = rendered.without_thought;
                 self.force_call(template, &tool_choice, &tools, &mut start)?;
