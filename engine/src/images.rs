@@ -43,6 +43,10 @@ impl Images {
         Self { projector: Arc::new(projector), budget, markers }
     }
 
+    pub(crate) fn projector(&self) -> &Projector {
+        &self.projector
+    }
+
     /// The default budget of an image.
     pub(crate) fn budget(&self) -> Budget {
         self.budget

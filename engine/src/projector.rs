@@ -74,7 +74,10 @@ impl Projector {
         if out.iter().all(|x| x.is_finite()) {
             Ok(())
         } else {
-            Err(Error::new(ErrorKind::NotFinite, "the embedding of a picture holds numbers that are not finite"))
+            Err(Error::new(
+                ErrorKind::NotFinite,
+                "the embedding of a picture holds numbers that are not finite",
+            ))
         }
     }
 

@@ -96,6 +96,8 @@ pub struct ModelInfo {
     pub isa: String,
     /// The budget of images in soft tokens; none where the model takes no images.
     pub images: Option<Budget>,
+    /// Bytes of the projector's file, 0 without one.
+    pub projector_bytes: u64,
     /// What the loader noticed and went on with.
     pub warnings: Vec<String>,
 }
@@ -151,6 +153,10 @@ impl Runner {
             None => None,
             Some(path) => Some(Encoder::new(images(path, &facts, &tokenizer, options)?)),
         };
+        let mut warnings = facts.inspection.warnings.clone();
+        if let Some(encoder) = &encoder {
+            warnings.extend_from_slice(encoder.images().projector().warnings());
+        }
         let sequences = options.sequences.max(1);
         let layout = graph.layout();
         let context = context(&facts, &layout, options, sequences)?;
@@ -173,7 +179,8 @@ impl Runner {
             threads: pool.threads(),
             isa: isa.name().to_owned(),
             images: encoder.as_ref().map(|encoder| encoder.images().budget()),
-            warnings: facts.inspection.warnings.clone(),
+            projector_bytes: encoder.as_ref().map_or(0, |encoder| encoder.images().projector().file_bytes()),
+            warnings,
         };
         Ok(Self {
             info,
@@ -238,7 +245,8 @@ impl Runner {
     /// As [`image_tokens`](Self::image_tokens).
     pub fn encode_image(&mut self, image: &Image) -> Result<Arc<[f32]>> {
         let images = self.images().ok_or_else(blind)?;
-        let placed = Placed { at: 0, len: images.soft_tokens(image)?, key: images.key(image), image: image.clone() };
+        let placed =
+            Placed { at: 0, len: images.soft_tokens(image)?, key: images.key(image), image: image.clone() };
         self.rows_of(&placed)
     }
 

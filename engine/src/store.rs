@@ -101,8 +101,8 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
             self.missing.push(name.to_owned());
             return Ok(Weight::MISSING);
         };
-        let fits = info.shape().last() == Some(&(rows as u64))
-            && info.n_elements() == rows as u64 * cols as u64;
+        let fits =
+            info.shape().last() == Some(&(rows as u64)) && info.n_elements() == rows as u64 * cols as u64;
         if !fits {
             return Err(Error::model(format_args!(
                 "tensor {name} has shape {:?}, but the metadata ask for {rows} windows of {cols} numbers",
@@ -111,7 +111,9 @@ impl<'f, B: AsRef<[u8]>> Claims<'f, B> {
         }
         let ty = supported_type(info)?;
         if ty.is_quantised() {
-            return Err(Error::model(format_args!("tensor {name} is of type {ty}: a convolution must hold floats")));
+            return Err(Error::model(format_args!(
+                "tensor {name} is of type {ty}: a convolution must hold floats"
+            )));
         }
         self.claim(index, name)?;
         self.used[index] = true;

@@ -127,7 +127,8 @@ impl Sizes {
             .into_iter()
             .map(str::to_owned)
             .chain((0..=255_u8).map(|byte| format!("<0x{byte:02X}>")))
-            .chain((260..VOCAB as u32).map(|id| char::from_u32(0x3b1 + id - 260).unwrap().to_string()))
+            .chain((260..VOCAB as u32 - 1).map(|id| char::from_u32(0x3b1 + id - 260).unwrap().to_string()))
+            .chain(["αβ".to_owned()])
             .collect();
         let types: Vec<i32> =
             (0..VOCAB).map(|id| [3, 6, 1][usize::from(id >= 4) + usize::from(id >= 260)]).collect();

@@ -193,7 +193,10 @@ fn inconsistent_vocabularies_are_refused() {
     assert!(change(|_| {}).is_ok());
     type Change = fn(&mut Parts);
     let cases: [(Change, &str); 17] = [
-        (|parts| parts.model = "llama".into(), "tokenizer.ggml.model is \"llama\"; supported: \"gpt2\", \"gemma4\""),
+        (
+            |parts| parts.model = "llama".into(),
+            "tokenizer.ggml.model is \"llama\"; supported: \"gpt2\", \"gemma4\"",
+        ),
         (
             |parts| parts.pre = "gpt-9".into(),
             "tokenizer.ggml.pre is \"gpt-9\"; supported: \"qwen35\", \"qwen2\", \"llama-bpe\"",

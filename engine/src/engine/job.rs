@@ -130,8 +130,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     let members: Vec<usize> = (0..active.len())
         .filter(|&index| active[index].remaining() == 1 || Some(index) == prefilling)
         .collect();
-    let images: Vec<Vec<ImageRows<'_>>> =
-        members.iter().map(|&index| active[index].image_rows()).collect();
+    let images: Vec<Vec<ImageRows<'_>>> = members.iter().map(|&index| active[index].image_rows()).collect();
     let mut batch = Batch::new();
     for (&index, images) in members.iter().zip(&images) {
         batch.push(active[index].piece(images));
@@ -192,7 +191,8 @@ impl Active {
     fn in_next(&self) -> Range<usize> {
         let next = self.next();
         let images = &self.job.images;
-        images.partition_point(|image| image.at < next.start)..images.partition_point(|image| image.at < next.end)
+        images.partition_point(|image| image.at < next.start)
+            ..images.partition_point(|image| image.at < next.end)
     }
 
     /// Encodes an image of the next piece if one is missing, and says whether all are there.

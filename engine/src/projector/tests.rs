@@ -207,16 +207,20 @@ fn scalar(name: &str, value: f32) -> Tensor {
 fn a_projection_stored_the_other_way_round_gives_the_same() {
     let projector = Projector::load(&bundled(), 256, Residence::Mapped).unwrap();
     let expected = encoded(&projector, &gradient(96, 96));
-    let turned = Edited::new("turned", |_| (), |tensors| {
-        let (_, shape, _, data) = at(tensors, "mm.input_projection.weight");
-        assert_eq!(shape[..], [128, 256]);
-        shape.reverse();
-        let (old, new) = (data.clone(), data.as_chunks_mut::<2>().0);
-        for (i, new) in new.iter_mut().enumerate() {
-            let (input, output) = (i / 256, i % 256);
-            new.copy_from_slice(&old[2 * (output * 128 + input)..][..2]);
-        }
-    });
+    let turned = Edited::new(
+        "turned",
+        |_| (),
+        |tensors| {
+            let (_, shape, _, data) = at(tensors, "mm.input_projection.weight");
+            assert_eq!(shape[..], [128, 256]);
+            shape.reverse();
+            let (old, new) = (data.clone(), data.as_chunks_mut::<2>().0);
+            for (i, new) in new.iter_mut().enumerate() {
+                let (input, output) = (i / 256, i % 256);
+                new.copy_from_slice(&old[2 * (output * 128 + input)..][..2]);
+            }
+        },
+    );
     assert!(encoded(&turned.load(256).unwrap(), &gradient(96, 96)) == expected);
 }
 
@@ -224,17 +228,26 @@ fn a_projection_stored_the_other_way_round_gives_the_same() {
 fn bounds_of_linear_layers_bind() {
     let picture = gradient(96, 96);
     let plain = encoded(&Projector::load(&bundled(), 256, Residence::Mapped).unwrap(), &picture);
-    let names = ["v.blk.0.attn_q", "v.blk.1.attn_v", "v.blk.2.ffn_up", "v.blk.3.ffn_down", "mm.input_projection"];
+    let names =
+        ["v.blk.0.attn_q", "v.blk.1.attn_v", "v.blk.2.ffn_up", "v.blk.3.ffn_down", "mm.input_projection"];
     for (i, name) in names.into_iter().enumerate() {
         for (side, bound) in [("input", 0.05), ("output", 0.05)] {
-            let wide = Edited::new(&format!("wide-{i}-{side}"), |_| (), |tensors| {
-                tensors.push(scalar(&format!("{name}.{side}_min"), -1e9));
-                tensors.push(scalar(&format!("{name}.{side}_max"), 1e9));
-            });
+            let wide = Edited::new(
+                &format!("wide-{i}-{side}"),
+                |_| (),
+                |tensors| {
+                    tensors.push(scalar(&format!("{name}.{side}_min"), -1e9));
+                    tensors.push(scalar(&format!("{name}.{side}_max"), 1e9));
+                },
+            );
             assert!(encoded(&wide.load(256).unwrap(), &picture) == plain, "{name} {side}");
-            let tight = Edited::new(&format!("tight-{i}-{side}"), |_| (), |tensors| {
-                tensors.push(scalar(&format!("{name}.{side}_max"), bound));
-            });
+            let tight = Edited::new(
+                &format!("tight-{i}-{side}"),
+                |_| (),
+                |tensors| {
+                    tensors.push(scalar(&format!("{name}.{side}_max"), bound));
+                },
+            );
             let projector = tight.load(256).unwrap();
             let patches = Patches::new(&picture, 16).unwrap();
             let (tower, mut out) = (projector.tower().unwrap(), Vec::new());
@@ -246,10 +259,14 @@ fn bounds_of_linear_layers_bind() {
             assert!(mean_difference(&resized, &plain) > 1e-4, "{name} {side} does not bind");
         }
     }
-    let empty = Edited::new("empty", |_| (), |tensors| {
-        tensors.push(scalar("v.blk.0.attn_q.input_min", 1.0));
-        tensors.push(scalar("v.blk.0.attn_q.input_max", -1.0));
-    });
+    let empty = Edited::new(
+        "empty",
+        |_| (),
+        |tensors| {
+            tensors.push(scalar("v.blk.0.attn_q.input_min", 1.0));
+            tensors.push(scalar("v.blk.0.attn_q.input_max", -1.0));
+        },
+    );
     assert_eq!(
         empty.error(),
         "tensor v.blk.0.attn_q.input_min is 1 and v.blk.0.attn_q.input_max -1: nothing lies between"
@@ -271,10 +288,14 @@ fn silu_only_where_the_file_says_so() {
 
 #[test]
 fn audio_is_set_aside_with_a_warning() {
-    let edited = Edited::new("audio", |_| (), |tensors| {
-        tensors.push(scalar("a.blk.0.attn_q.weight", 1.0));
-        tensors.push(scalar("mm.a.input_projection.weight", 1.0));
-    });
+    let edited = Edited::new(
+        "audio",
+        |_| (),
+        |tensors| {
+            tensors.push(scalar("a.blk.0.attn_q.weight", 1.0));
+            tensors.push(scalar("mm.a.input_projection.weight", 1.0));
+        },
+    );
     let projector = edited.load(256).unwrap();
     assert_eq!(
         projector.warnings(),
@@ -293,16 +314,25 @@ fn wrong_files_are_called_what_they_are() {
         error.ends_with("it projects to 256, the model's embedding is 2816: the wrong mmproj for this model"),
         "{error}"
     );
-    let error = Projector::load(&bundled().with_file_name("absent.gguf"), 256, Residence::Mapped).err().unwrap();
+    let error =
+        Projector::load(&bundled().with_file_name("absent.gguf"), 256, Residence::Mapped).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::File);
 
-    let missing = Edited::new("missing", |_| (), |tensors| {
-        tensors.retain(|tensor| tensor.0 != "v.blk.2.ln2.weight");
-    });
+    let missing = Edited::new(
+        "missing",
+        |_| (),
+        |tensors| {
+            tensors.retain(|tensor| tensor.0 != "v.blk.2.ln2.weight");
+        },
+    );
     assert_eq!(missing.error(), "missing tensors: v.blk.2.ln2.weight");
-    let renamed = Edited::new("renamed", |_| (), |tensors| {
-        at(tensors, "v.blk.1.attn_q.weight").0 = "v.blk.1.attn_qx.weight".to_owned();
-    });
+    let renamed = Edited::new(
+        "renamed",
+        |_| (),
+        |tensors| {
+            at(tensors, "v.blk.1.attn_q.weight").0 = "v.blk.1.attn_qx.weight".to_owned();
+        },
+    );
     assert_eq!(renamed.error(), "missing tensors: v.blk.1.attn_q.weight");
     let extra = Edited::new("extra", |_| (), |tensors| tensors.push(scalar("v.blk.0.attn_q.bias", 1.0)));
     assert_eq!(extra.error(), "tensors without a role in this architecture: v.blk.0.attn_q.bias");
@@ -310,19 +340,28 @@ fn wrong_files_are_called_what_they_are() {
     assert_eq!(half.error(), "missing tensors: v.std_scale");
     let kind = Edited::new("kind", |writer| drop(writer.set("clip.vision.projector_type", "gemma3")), |_| ());
     assert_eq!(kind.error(), "projector type gemma3 is not supported (supported: gemma4v)");
-    let mean = Edited::new("mean", |writer| drop(writer.set("clip.vision.image_mean", &[0.5_f32, 0.5, 0.5][..])), |_| ());
+    let mean = Edited::new(
+        "mean",
+        |writer| drop(writer.set("clip.vision.image_mean", &[0.5_f32, 0.5, 0.5][..])),
+        |_| (),
+    );
     assert_eq!(mean.error(), "clip.vision.image_mean is not 0, as gemma4v has it");
-    let heads = Edited::new("heads", |writer| drop(writer.set("clip.vision.attention.head_count", 3_u32)), |_| ());
+    let heads =
+        Edited::new("heads", |writer| drop(writer.set("clip.vision.attention.head_count", 3_u32)), |_| ());
     assert!(heads.load(256).is_err());
 }
 
 #[test]
 fn a_picture_too_long_for_the_tables_is_refused() {
-    let edited = Edited::new("short", |_| (), |tensors| {
-        let (_, shape, _, data) = at(tensors, "v.position_embd.weight");
-        shape[1] = 4;
-        data.truncate(128 * 4 * 2 * 4);
-    });
+    let edited = Edited::new(
+        "short",
+        |_| (),
+        |tensors| {
+            let (_, shape, _, data) = at(tensors, "v.position_embd.weight");
+            shape[1] = 4;
+            data.truncate(128 * 4 * 2 * 4);
+        },
+    );
     let projector = edited.load(256).unwrap();
     let mut out = Vec::new();
     let budget = Budget::new(70).unwrap();

@@ -260,7 +260,9 @@ fn set_audio_aside<B: AsRef<[u8]>>(
         count += 1;
     }
     if count > 0 {
-        warnings.push(format!("the projector's audio encoder ({count} tensors) is set aside: audio is not supported"));
+        warnings.push(format!(
+            "the projector's audio encoder ({count} tensors) is set aside: audio is not supported"
+        ));
     }
     Ok(())
 }
