@@ -9,9 +9,11 @@ mod inspect;
 mod logits;
 mod model;
 mod npy;
+mod picture;
 mod random;
 mod run;
 mod serve;
+mod sibling;
 mod synth;
 
 use std::io::IsTerminal;
@@ -51,10 +53,16 @@ fn main() -> ExitCode {
 fn start() -> Result<(), Failure> {
     let Some(cli) = failure::parse::<Cli>()? else { return Ok(()) };
     match cli.command {
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => {
+            log("warn")?;
+            bench::run(&args)
+        }
         Command::Doctor(args) => doctor::run(&args),
         Command::Inspect(args) => inspect::run(&args),
-        Command::Logits(args) => logits::run(&args),
+        Command::Logits(args) => {
+            log("warn")?;
+            logits::run(&args)
+        }
         Command::Synth(args) => synth::run(&args),
         Command::Run(args) => {
             log("warn")?;

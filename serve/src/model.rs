@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use skep_engine::{KvType, LoadOptions, Precision, Progress, Runner, Sampling};
+use skep_engine::{Budget, KvType, LoadOptions, Precision, Progress, Runner, Sampling};
 
 use crate::failure::Failure;
+use crate::sibling;
 
 /// Which model to run, and how.
 #[derive(Debug, clap::Args)]
@@ -17,6 +18,15 @@ pub(crate) struct ModelArgs {
     /// The GGUF file; any part of a split one
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
+    /// The projector (mmproj file) by which the model sees images [default: the one beside the model]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_mmproj")]
+    mmproj: Option<PathBuf>,
+    /// Take no images, whatever lies beside the model
+    #[arg(long)]
+    no_mmproj: bool,
+    /// Tokens that an image may take: 70, 140, 280, 560 or 1120
+    #[arg(long, value_name = "N", value_parser = budget, default_value = "280")]
+    image_tokens: Budget,
     /// Tokens of prompt and answer together [default: as many as the model was made for and memory holds]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ctx: Option<usize>,
@@ -61,12 +71,16 @@ impl ModelArgs {
         if let Some(name) = name {
             return Err(Failure::other(format!("this build has no device `{name}`; it runs on `cpu`")));
         }
-        if let Err(error) = std::fs::metadata(&self.model) {
-            let path = std::path::absolute(&self.model).unwrap_or_else(|_| self.model.clone());
-            return Err(match error.kind() {
-                std::io::ErrorKind::NotFound => Failure::other(format!("file not found: {}", path.display())),
-                _ => Failure::file(&path, &error),
-            });
+        for file in [&self.model].into_iter().chain(&self.mmproj) {
+            if let Err(error) = std::fs::metadata(file) {
+                let path = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+                return Err(match error.kind() {
+                    std::io::ErrorKind::NotFound => {
+                        Failure::other(format!("file not found: {}", path.display()))
+                    }
+                    _ => Failure::file(&path, &error),
+                });
+            }
         }
         Ok(())
     }
@@ -93,20 +107,40 @@ impl ModelArgs {
             None if self.exact => KvType::F32,
             None => KvType::F16,
         };
+        options.budget = self.image_tokens;
+        options.projector = self.mmproj.clone();
         adjust(&mut options);
-        let bar = Bar::new("loading", &self.model);
-        let runner = Runner::load(&self.model, &options, &mut |progress| {
-            if let Progress::Loading { done_bytes, total_bytes } = progress {
-                bar.update(done_bytes, total_bytes);
-                watch(done_bytes, total_bytes);
+        let sibling = match options.projector {
+            None if !self.no_mmproj => sibling::projector(&self.model),
+            _ => None,
+        };
+        let runner = match sibling {
+            None => self.load_with(&options, &watch)?,
+            Some(sibling) => {
+                options.projector = Some(sibling);
+                self.load_with(&options, &watch).or_else(|error| {
+                    // Nobody asked for what lies beside the model, so it must not keep the model from running.
+                    options.projector = None;
+                    let runner = self.load_with(&options, &watch)?;
+                    tracing::warn!("images are not taken: {error}");
+                    Ok::<_, Failure>(runner)
+                })?
             }
-        });
-        drop(bar);
-        let runner = runner?;
+        };
         for warning in &runner.info().warnings {
             tracing::warn!("{warning}");
         }
         Ok(runner)
+    }
+
+    fn load_with(&self, options: &LoadOptions, watch: impl Fn(u64, u64)) -> skep_engine::Result<Runner> {
+        let bar = Bar::new("loading", &self.model);
+        Runner::load(&self.model, options, &mut |progress| {
+            if let Progress::Loading { done_bytes, total_bytes } = progress {
+                bar.update(done_bytes, total_bytes);
+                watch(done_bytes, total_bytes);
+            }
+        })
     }
 }
 
@@ -180,6 +214,12 @@ impl SamplingArgs {
         sampling.validate().map_err(|error| Failure::usage(error.to_string()))?;
         Ok(sampling)
     }
+}
+
+/// Parses the soft tokens of an image.
+fn budget(text: &str) -> Result<Budget, String> {
+    let tokens = text.parse().map_err(|_| "must be one of 70, 140, 280, 560, 1120")?;
+    Budget::new(tokens).map_err(|error| error.to_string())
 }
 
 /// Parses a whole number above zero.

@@ -1,13 +1,14 @@
 //! `skep run`: one answer, or a chat, on the terminal.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
 use serde_json::{Map, Value};
-use skep_engine::chat::{Message, Role};
+use skep_engine::chat::{Content, Image, Message, Part, Role};
 use skep_engine::{
     Delta, Engine, EngineOptions, Event, FinishReason, Prompt, Request, Sampling, Sink, Timings, ToolChoice,
     Usage,
@@ -15,6 +16,7 @@ use skep_engine::{
 
 use crate::failure::Failure;
 use crate::model::{ModelArgs, SamplingArgs, positive};
+use crate::picture;
 
 /// Answers one prompt, or chats when none is given
 ///
@@ -29,6 +31,9 @@ pub(crate) struct Args {
     /// Instructions for the whole conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Picture that the prompt, or the first line of a chat, is about; may be repeated
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// Tokens of an answer [default: as many as fit]
     #[arg(long, value_name = "N", value_parser = positive)]
     max_tokens: Option<usize>,
@@ -39,7 +44,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
+    let images = picture::read_all(&args.image)?;
     let runner = args.model.load(|options| options.sequences = 1)?;
+    if runner.info().images.is_none() && !images.is_empty() {
+        return Err(Failure::other("the model takes no images: name its projector with --mmproj"));
+    }
     let sampling = args.sampling.apply(runner.sampling().clone())?;
     let mut options = EngineOptions::default();
     options.queue = 1;
@@ -47,7 +56,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let interrupt = Arc::new(Interrupt::default());
     interrupt.watch().map_err(|error| Failure::other(format!("cannot watch for Ctrl-C: {error}")))?;
 
-    let mut chat = Chat { engine, interrupt, sampling, args, messages: Vec::new() };
+    let mut chat = Chat { engine, interrupt, sampling, args, messages: Vec::new(), images };
     if let Some(system) = chat.args.system.take() {
         chat.messages.push(Message::text(Role::System, system));
     }
@@ -65,6 +74,8 @@ struct Chat {
     args: Args,
     /// The turns so far.
     messages: Vec<Message>,
+    /// Pictures that the next turn is about.
+    images: Vec<Image>,
 }
 
 impl Chat {
@@ -106,7 +117,7 @@ impl Chat {
 
     /// Asks, writes the answer as it comes, and keeps both for the next turn.
     fn turn(&mut self, text: String) -> Result<(Usage, Timings), Failure> {
-        self.messages.push(Message::text(Role::User, text));
+        self.messages.push(self.message(text));
         let mut kwargs = Map::new();
         if self.args.no_think {
             kwargs.insert("enable_thinking".into(), Value::Bool(false));
@@ -141,6 +152,7 @@ impl Chat {
                     if reason == FinishReason::Length {
                         note(format_args!("(cut off: no room for more tokens)\n"));
                     }
+                    self.images.clear();
                     self.messages.push(page.into_message());
                     return Ok((usage, timings));
                 }
@@ -155,9 +167,21 @@ impl Chat {
             // Stopped before it began: as if never asked.
             self.messages.pop();
         } else {
+            self.images.clear();
             self.messages.push(page.into_message());
         }
         Ok((Usage::default(), Timings::default()))
+    }
+
+    /// What the user says next, with the pictures before it.
+    fn message(&self, text: String) -> Message {
+        if self.images.is_empty() {
+            return Message::text(Role::User, text);
+        }
+        let mut message = Message::text(Role::User, "");
+        let images = self.images.iter().cloned().map(Part::Image);
+        message.content = Content::Parts(images.chain([Part::Text(text)]).collect());
+        message
     }
 }
 

@@ -4,15 +4,13 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Host, Reply, head};
+use common::cases::{self, Said, ask_all, body, text};
+use common::{Host, head};
 use serde_json::{Value, json};
-use skep_engine::{Engine, EngineOptions, LoadOptions, Runner};
-use skep_serve::{Backend, Model};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe-Q4_K_M.gguf");
 const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe.cases.json");
@@ -21,150 +19,23 @@ const CASES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35m
 static HOST: LazyLock<Host> = LazyLock::new(|| start(2, 64));
 
 fn start(sequences: usize, queue: usize) -> Host {
-    let mut options = LoadOptions::default();
-    options.sequences = sequences;
-    options.context = Some(4096);
-    let runner = Runner::load(Path::new(MODEL), &options, &mut |_| {}).unwrap();
-    let mut options = EngineOptions::default();
-    options.queue = queue;
-    let engine = Engine::start(runner, options).unwrap();
-    let model = Model::loading();
-    model.ready(Arc::new(engine) as Arc<dyn Backend>);
-    Host::start(model, |_| {})
+    cases::start(MODEL, queue, |options| options.sequences = sequences)
 }
 
 fn cases() -> Vec<Value> {
-    serde_json::from_str(&std::fs::read_to_string(CASES).unwrap()).unwrap()
-}
-
-fn body(case: &Value, stream: bool) -> String {
-    let mut body = json!({
-        "messages": case["messages"],
-        "chat_template_kwargs": {"enable_thinking": case["enable_thinking"]},
-        "temperature": 0,
-        "max_tokens": 300,
-        "stream": stream,
-    });
-    if let Some(tools) = case.get("tools") {
-        body["tools"] = tools.clone();
-    }
-    if stream {
-        body["stream_options"] = json!({"include_usage": true});
-    }
-    body.to_string()
-}
-
-/// What was answered, in the form of the cases.
-#[derive(Debug, PartialEq)]
-struct Said {
-    content: String,
-    reasoning: Option<String>,
-    calls: Vec<(String, Value)>,
-    finish: String,
-}
-
-impl Said {
-    fn expected(case: &Value) -> Self {
-        let expect = &case["expect"];
-        let calls: Vec<_> = expect["tool_calls"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|call| (text(&call["function"]["name"]), call["function"]["arguments"].clone()))
-            .collect();
-        let finish = if calls.is_empty() { "stop" } else { "tool_calls" };
-        Self {
-            content: text(&expect["content"]),
-            reasoning: expect.get("reasoning").map(text),
-            calls,
-            finish: finish.to_owned(),
-        }
-    }
-
-    fn whole(reply: &Reply) -> Self {
-        assert_eq!(reply.status, 200, "{}", reply.body);
-        let json = reply.json();
-        let choice = &json["choices"][0];
-        let message = &choice["message"];
-        let calls = message["tool_calls"].as_array().into_iter().flatten().map(|call| {
-            assert_eq!(call["type"], "function");
-            assert!(!text(&call["id"]).is_empty());
-            (text(&call["function"]["name"]), parse(&text(&call["function"]["arguments"])))
-        });
-        Self {
-            content: text(&message["content"]),
-            reasoning: message.get("reasoning_content").map(text),
-            calls: calls.collect(),
-            finish: text(&choice["finish_reason"]),
-        }
-    }
-
-    /// Puts a stream together as clients do.
-    fn streamed(reply: &Reply) -> Self {
-        let mut said =
-            Self { content: String::new(), reasoning: None, calls: Vec::new(), finish: String::new() };
-        let mut arguments: Vec<String> = Vec::new();
-        for chunk in reply.chunks() {
-            let Some(choice) = chunk["choices"].get(0) else { continue };
-            assert_eq!(said.finish, "", "nothing follows the reason");
-            let delta = &choice["delta"];
-            said.content += delta["content"].as_str().unwrap_or_default();
-            if let Some(thought) = delta["reasoning_content"].as_str() {
-                *said.reasoning.get_or_insert_default() += thought;
-            }
-            for call in delta["tool_calls"].as_array().into_iter().flatten() {
-                let index = call["index"].as_u64().unwrap() as usize;
-                if index == arguments.len() {
-                    assert!(!text(&call["id"]).is_empty() && call["type"] == "function");
-                    said.calls.push((text(&call["function"]["name"]), Value::Null));
-                    arguments.push(String::new());
-                } else {
-                    assert!(call.get("id").is_none() && call["function"].get("name").is_none());
-                }
-                arguments[index] += call["function"]["arguments"].as_str().unwrap();
-            }
-            if let Some(reason) = choice["finish_reason"].as_str() {
-                said.finish = reason.to_owned();
-            }
-        }
-        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
-            call.1 = parse(&arguments);
-        }
-        said
-    }
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_else(|| panic!("{value} is no text")).to_owned()
-}
-
-fn parse(arguments: &str) -> Value {
-    serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
-}
-
-/// Asks every case and counts the wrong answers.
-fn all_cases(stream: bool, read: fn(&Reply) -> Said) {
-    let cases = cases();
-    assert_eq!(cases.len(), 86);
-    let wrong: Vec<String> = cases
-        .iter()
-        .enumerate()
-        .filter_map(|(index, case)| {
-            let (said, expected) = (read(&HOST.chat(&body(case, stream))), Said::expected(case));
-            (said != expected).then(|| format!("{index} {}: {said:?}, not {expected:?}", case["task"]))
-        })
-        .collect();
-    assert!(wrong.is_empty(), "{} of {} cases are wrong:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    cases::load(CASES)
 }
 
 #[test]
 fn whole_answers_are_right() {
-    all_cases(false, Said::whole);
+    let cases = cases();
+    assert_eq!(cases.len(), 86);
+    ask_all(&HOST, &cases, false);
 }
 
 #[test]
 fn streamed_answers_are_right() {
-    all_cases(true, Said::streamed);
+    ask_all(&HOST, &cases(), true);
 }
 
 #[test]

@@ -97,7 +97,10 @@ impl<'a> Collector<'a> {
     fn read(&self, part: &Value, at: &str) -> Result<Pending, ApiError> {
         let Self { options, card, pending, .. } = self;
         if card.images.is_none() {
-            let message = format!("`{at}` is an image, but the model `{}` takes none; a projector (--mmproj) may change that", card.id);
+            let message = format!(
+                "`{at}` is an image, but the model `{}` takes none; a projector (--mmproj) may change that",
+                card.id
+            );
             return Err(ApiError::unsupported(at, message));
         }
         if pending.len() == options.count {

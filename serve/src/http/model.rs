@@ -22,7 +22,7 @@ pub trait Backend: Send + Sync + 'static {
 impl Backend for Engine {
     fn card(&self) -> Card {
         let info = self.info();
-        Card { id: info.name.clone(), context: info.context, n_vocab: info.n_vocab, images: None }
+        Card { id: info.name.clone(), context: info.context, n_vocab: info.n_vocab, images: info.images }
     }
 
     fn sampling(&self) -> Sampling {
