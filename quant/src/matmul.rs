@@ -117,7 +117,7 @@ impl Cut {
             // Rows are decoded once for all tokens of a chunk, and tokens packed once for all its rows.
             let token_step = token_block(w.cols());
             let parts = (8 * workers).div_ceil(n_tokens.div_ceil(token_step));
-            (token_step, w.rows().div_ceil(parts).max(64))
+            (token_step, w.rows().div_ceil(parts).max(128))
         } else {
             let fit = (CHUNK_BYTES / w.row_bytes().max(1)).min(w.rows().div_ceil(4 * workers));
             (CHUNK_TOKENS, fit.min(256))

@@ -41,7 +41,8 @@ pub(crate) fn fast(tile: &mut Tile<'_>) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(crate) fn exact(tile: &mut Tile<'_>) {
     if super::gemm::pays(tile) {
-        super::gemm::exact(&gemm::MICRO, tile);
+        // SAFETY: the features are those of this function.
+        unsafe { super::gemm::exact(&gemm::MICRO, tile) };
     } else {
         super::avx2::exact(tile);
     }

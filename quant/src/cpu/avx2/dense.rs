@@ -4,7 +4,6 @@ use core::arch::x86_64::*;
 
 use super::{load_f32, store_f32};
 use crate::Type;
-use crate::blocks::bf16_to_f32;
 use crate::cpu::gemm;
 use crate::cpu::scalar::LANES;
 use crate::decode::decode_blocks;
@@ -24,7 +23,8 @@ struct Chunks([[f32; CHUNK]; TOKENS]);
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn exact(tile: &mut Tile<'_>) {
     if gemm::pays(tile) {
-        return gemm::exact(&super::gemm::MICRO, tile);
+        // SAFETY: the features are those of this function.
+        return unsafe { gemm::exact(&super::gemm::MICRO, tile) };
     }
     few(tile);
 }
@@ -79,9 +79,14 @@ fn few(tile: &mut Tile<'_>) {
 #[target_feature(enable = "avx2")]
 pub(super) fn reduce(lanes: &[f32; LANES]) -> f32 {
     let v = lanes.as_chunks::<8>().0;
-    let (a, b) =
-        (_mm256_add_ps(load_f32(&v[0]), load_f32(&v[2])), _mm256_add_ps(load_f32(&v[1]), load_f32(&v[3])));
-    let sum = _mm256_add_ps(a, b);
+    reduce_vectors([load_f32(&v[0]), load_f32(&v[1]), load_f32(&v[2]), load_f32(&v[3])])
+}
+
+/// As [`reduce`].
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn reduce_vectors(v: [__m256; 4]) -> f32 {
+    let sum = _mm256_add_ps(_mm256_add_ps(v[0], v[2]), _mm256_add_ps(v[1], v[3]));
     let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
     let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
     _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)))
@@ -114,9 +119,13 @@ pub(super) fn floats(ty: Type, bytes: &[u8], space: &mut [f32]) {
             decode_blocks(Type::F16, tail, rest);
         }
         Type::BF16 => {
-            for (x, b) in space.iter_mut().zip(bytes.as_chunks().0) {
-                *x = bf16_to_f32(*b);
+            let (whole, rest) = space.as_chunks_mut::<8>();
+            let (bytes, tail) = bytes.as_chunks::<16>();
+            for (space, bytes) in whole.iter_mut().zip(bytes) {
+                let words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(super::load_half(bytes)));
+                store_f32(space, _mm256_castsi256_ps(words));
             }
+            decode_blocks(Type::BF16, tail, rest);
         }
         ty => decode_blocks(ty, bytes, space),
     }

@@ -1,7 +1,7 @@
 //! Prints how fast a tower of the size of Gemma 4 26B's encodes a picture, next to the rate of f32 multiply-adds of the
 //! same machine in the same seconds. Weights are random.
 //!
-//! `cargo run --release -p skep-vision --example throughput -- [threads] [blocks] [soft tokens] [repetitions]`
+//! `cargo run --release -p skep-vision --example encode -- [threads] [blocks] [soft tokens] [repetitions]`
 
 use std::time::{Duration, Instant};
 
