@@ -146,7 +146,7 @@ fn name_end(text: &str) -> Result<Option<usize>, Broken> {
     let Some(name) = trimmed.strip_prefix(PREFIX) else {
         return if PREFIX.starts_with(trimmed) { Ok(None) } else { Err(Broken) };
     };
-    match name.find(|c: char| c == '{' || c == '<' || c == '\n') {
+    match name.find(['{', '<', '\n']) {
         Some(at) if name[at..].starts_with('{') && at <= MAX_NAME && !name[..at].trim().is_empty() => {
             Ok(Some(start + PREFIX.len() + at))
         }

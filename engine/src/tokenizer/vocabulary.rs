@@ -304,9 +304,10 @@ pub(super) fn assemble(parts: Parts) -> Result<Tokenizer> {
     };
 
     // Special tokens come from the matcher alone, so that text marked as text cannot become one.
-    let made_by_bpe = |kind: TokenType| {
-        !matches!(kind, TokenType::Control | TokenType::Unknown | TokenType::Unused)
-            && !(markers.guards_shown && is_special(kind))
+    let made_by_bpe = |kind: TokenType| match kind {
+        TokenType::Control | TokenType::Unknown | TokenType::Unused => false,
+        TokenType::UserDefined => !markers.guards_shown,
+        _ => true,
     };
     let made = typed().filter(|(_, (_, kind))| made_by_bpe(**kind));
     let vocab: Vocab = made.map(|(id, (text, _))| (text.clone(), id)).collect();

@@ -1,6 +1,8 @@
 //! What the text tests share: files of the reference collection, and what is in them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod answer;
+
 use std::path::{Path, PathBuf};
 
 use skep_engine::tokenizer::{Parts, Tokenizer};
@@ -15,9 +17,14 @@ pub(crate) fn shared(path: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The bundled model.
+/// The bundled Qwen model.
 pub(crate) fn tiny() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models")).join("tiny-qwen35moe-Q4_K_M.gguf")
+}
+
+/// The bundled Gemma 4 model.
+pub(crate) fn tiny_gemma() -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models")).join("tiny-gemma4-Q4_K_M.gguf")
 }
 
 pub(crate) fn json(path: &Path) -> serde_json::Value {
