@@ -1,13 +1,15 @@
 //! `skep synth`: models of true shapes with random weights, to measure speed without a download.
 
 mod blocks;
+mod gemma;
 mod plan;
+mod projector;
+mod qwen;
 
 use crate::failure::Failure;
 use crate::model::Bar;
 use crate::random::Random;
-use plan::{Content, Planned, Preset};
-use skep_engine::tokenizer::char_of;
+use plan::{Content, Planned, Shapes};
 use skep_gguf::{TensorType, Writer};
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,15 +18,15 @@ use std::path::{Path, PathBuf};
 /// Writes a seeded model of true shapes with random weights, for speed
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which model's shapes: qwen3.6-35b-a3b
+    /// Which model's shapes: qwen3.6-35b-a3b, gemma-4-26b-a4b, gemma-4-26b-a4b-mmproj
     #[arg(long, value_name = "NAME")]
     preset: String,
     /// Layers to write; all by default
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Mix of types: q4_k_m
-    #[arg(long, value_name = "TYPE", default_value = "q4_k_m")]
-    quant: String,
+    /// Mix of types: q4_k_m for models and bf16 for projectors, which are the defaults
+    #[arg(long, value_name = "TYPE")]
+    quant: Option<String>,
     /// Seed of the weights: the same seed writes the same file
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -37,15 +39,21 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let preset = preset(args)?;
-    if args.quant != "q4_k_m" {
-        return Err(Failure::usage(format!("--quant {}: the mixes are: q4_k_m", args.quant)));
+    let (shapes, mix, routed) = preset(args)?;
+    if let Some(quant) = args.quant.as_deref().filter(|quant| *quant != mix) {
+        return Err(Failure::usage(format!(
+            "--quant {quant}: of --preset {} there is only {mix}",
+            args.preset
+        )));
     }
     if !args.skew.is_finite() || args.skew < 0.0 {
         return Err(Failure::usage(format!("--skew {}: it must be 0 or more", args.skew)));
     }
-    let tensors = preset.tensors();
-    let writer = header(&preset, &tensors).map_err(|error| Failure::other(error.to_string()))?;
+    if args.skew != 0.0 && !routed {
+        return Err(Failure::usage(format!("--skew {}: --preset {} has no routing", args.skew, args.preset)));
+    }
+    let tensors = shapes.tensors();
+    let writer = header(&*shapes, &tensors).map_err(|error| Failure::other(error.to_string()))?;
     let part = part_name(&args.out);
     let file = File::create(&part).map_err(|error| Failure::file(&part, &error))?;
     let bar = Bar::new("writing", &args.out);
@@ -71,16 +79,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     renamed
 }
 
-fn preset(args: &Args) -> Result<Preset, Failure> {
-    let preset = match args.preset.as_str() {
-        "qwen3.6-35b-a3b" => plan::QWEN36_35B_A3B,
-        other => return Err(Failure::usage(format!("--preset {other}: the presets are: qwen3.6-35b-a3b"))),
-    };
-    match args.layers {
-        Some(0) => Err(Failure::usage("--layers 0: a model has at least one layer")),
-        Some(layers) => Ok(Preset { layers, ..preset }),
-        None => Ok(preset),
+/// The shapes asked for, their mix of types, and whether they have experts.
+fn preset(args: &Args) -> Result<(Box<dyn Shapes>, &'static str, bool), Failure> {
+    if args.layers == Some(0) {
+        return Err(Failure::usage("--layers 0: a model has at least one layer"));
     }
+    let layers = |all: usize| args.layers.unwrap_or(all);
+    Ok(match args.preset.as_str() {
+        "qwen3.6-35b-a3b" => {
+            let all = qwen::QWEN36_35B_A3B;
+            (Box::new(qwen::Qwen { layers: layers(all.layers), ..all }), "q4_k_m", true)
+        }
+        "gemma-4-26b-a4b" => {
+            let all = gemma::GEMMA4_26B_A4B;
+            (Box::new(gemma::Gemma { layers: layers(all.layers), ..all }), "q4_k_m", true)
+        }
+        "gemma-4-26b-a4b-mmproj" => {
+            let all = projector::GEMMA4_26B_A4B;
+            (Box::new(projector::Projector { layers: layers(all.layers), ..all }), "bf16", false)
+        }
+        other => {
+            return Err(Failure::usage(format!(
+                "--preset {other}: the presets are: qwen3.6-35b-a3b, gemma-4-26b-a4b, gemma-4-26b-a4b-mmproj"
+            )));
+        }
+    })
 }
 
 /// The file while it is written: beside the target, so that the rename is atomic.
@@ -90,82 +113,14 @@ fn part_name(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn header(preset: &Preset, tensors: &[Planned]) -> skep_gguf::Result<Writer> {
+fn header(shapes: &dyn Shapes, tensors: &[Planned]) -> skep_gguf::Result<Writer> {
     let mut writer = Writer::new();
-    let key = |name: &str| format!("{}.{name}", preset.architecture);
-    writer.set("general.architecture", preset.architecture)?;
-    writer.set("general.name", format!("{}-synthetic-{}-layers", preset.name, preset.layers).as_str())?;
-    writer.set("general.quantization_version", 2_u32)?;
-    // llama.cpp's number for "mostly Q4_K, medium".
-    writer.set("general.file_type", 15_u32)?;
-    let inner = preset.value_dim();
-    for (name, value) in [
-        ("block_count", preset.layers),
-        ("embedding_length", preset.hidden),
-        ("attention.head_count", preset.q_heads),
-        ("attention.head_count_kv", preset.kv_heads),
-        ("attention.key_length", preset.head_dim),
-        ("attention.value_length", preset.head_dim),
-        ("rope.dimension_count", preset.rope_dims),
-        ("expert_count", preset.experts),
-        ("expert_used_count", preset.experts_used),
-        ("expert_feed_forward_length", preset.expert_ff),
-        ("expert_shared_feed_forward_length", preset.expert_ff),
-        ("full_attention_interval", preset.interval),
-        ("ssm.conv_kernel", preset.conv_kernel),
-        ("ssm.state_size", preset.state_dim),
-        ("ssm.group_count", preset.k_heads),
-        ("ssm.time_step_rank", preset.v_heads),
-        ("ssm.inner_size", inner),
-    ] {
-        writer.set(&key(name), value as u32)?;
-    }
-    writer.set(&key("context_length"), preset.context)?;
-    writer.set(&key("attention.layer_norm_rms_epsilon"), 1e-6_f32)?;
-    writer.set(&key("rope.freq_base"), preset.rope_base)?;
-    writer.set(&key("rope.dimension_sections"), preset.rope_sections)?;
-    let recurrent: Vec<bool> = (0..preset.layers).map(|layer| preset.is_recurrent(layer)).collect();
-    writer.set(&key("attention.recurrent_layers"), recurrent)?;
-    vocabulary(preset.vocab, &mut writer)?;
+    shapes.metadata(&mut writer)?;
     for tensor in tensors {
         writer.tensor(&tensor.name, &tensor.shape, TensorType::from_id(tensor.ty.id())?)?;
     }
     Ok(writer)
 }
-
-/// A vocabulary of the true size: the 256 bytes, two control tokens, and fillers that no text becomes.
-fn vocabulary(size: usize, writer: &mut Writer) -> skep_gguf::Result<()> {
-    const NORMAL: i32 = 1;
-    const CONTROL: i32 = 3;
-    const UNUSED: i32 = 5;
-    let mut tokens: Vec<String> = (0..=255).map(|byte| String::from(char_of(byte))).collect();
-    let mut types = vec![NORMAL; tokens.len()];
-    for control in ["<|im_start|>", "<|im_end|>"] {
-        tokens.push(control.to_owned());
-        types.push(CONTROL);
-    }
-    let end = tokens.len() as u32 - 1;
-    for filler in tokens.len()..size {
-        tokens.push(format!("<filler-{filler}>"));
-        types.push(UNUSED);
-    }
-    writer.set("tokenizer.ggml.model", "gpt2")?;
-    writer.set("tokenizer.ggml.pre", "qwen35")?;
-    writer.set("tokenizer.ggml.tokens", tokens)?;
-    writer.set("tokenizer.ggml.token_type", types)?;
-    writer.set("tokenizer.ggml.merges", Vec::<String>::new())?;
-    writer.set("tokenizer.ggml.eos_token_id", end)?;
-    writer.set("tokenizer.ggml.add_bos_token", false)?;
-    writer.set(
-        "tokenizer.chat_template",
-        "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}\
-         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    )?;
-    Ok(())
-}
-
-/// The constant first feature of every token's residual stream.
-const FEATURE: f32 = 1.0;
 
 fn write_tensor(
     tensor: &Planned,
@@ -197,9 +152,12 @@ fn write_tensor(
                     firsts.for_each(|row| blocks::zero_row(bytes, row_bytes, row - start));
                 }
             }
-            Content::Embedding => {
-                blocks::fill(tensor.ty, 0.25, random, bytes);
-                bytes.chunks_exact_mut(row_bytes).for_each(|row| blocks::set_first_q4_k(row, FEATURE));
+            Content::Embedding { std, feature } => {
+                blocks::fill(tensor.ty, std, random, bytes);
+                bytes.chunks_exact_mut(row_bytes).for_each(|row| blocks::set_first(tensor.ty, row, feature));
+            }
+            Content::Turning { first } => {
+                fill_f32(bytes, |at| if start * cols + at < first { 1.0 } else { 1e30 })
             }
             Content::Router { std } => {
                 blocks::fill(tensor.ty, std, random, bytes);
