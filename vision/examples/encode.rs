@@ -88,16 +88,15 @@ fn main() -> Result<(), Box<dyn core::error::Error>> {
     // As many columns as give at least 14 rows of soft tokens, when they divide.
     let rows = (1..=soft).rev().find(|rows| soft.is_multiple_of(*rows) && rows * rows <= soft).unwrap_or(1);
     let (width, height) = (soft / rows * 48, rows * 48);
-    let picture = Picture::new(width, height, (0..width * height * 3).map(|i| (i * 97 / 13) as u8).collect())?;
+    let picture =
+        Picture::new(width, height, (0..width * height * 3).map(|i| (i * 97 / 13) as u8).collect())?;
     let patches = Patches::new(&picture, 16)?;
     let pool = Pool::new(threads)?;
     let (mut scratch, mut out) = (Scratch::new(), Vec::new());
     for _ in 0..repetitions {
         let before = skep_hal::bandwidth::fma_peak(&pool, Duration::from_millis(60));
         let start = Instant::now();
-        pool.enter(|scope| {
-            tower.encode(&Team(scope), &patches, Precision::Fast, &mut scratch, &mut out)
-        })?;
+        pool.enter(|scope| tower.encode(&Team(scope), &patches, Precision::Fast, &mut scratch, &mut out))?;
         let seconds = start.elapsed().as_secs_f64();
         let after = skep_hal::bandwidth::fma_peak(&pool, Duration::from_millis(60));
         let peak = before.flops_per_second.max(after.flops_per_second);

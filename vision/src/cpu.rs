@@ -90,3 +90,6 @@ impl Kernels {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

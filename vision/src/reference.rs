@@ -87,7 +87,8 @@ pub fn rope(head: &mut [f32], column: usize, row: usize, base: f32) {
 pub fn attend(q: &[f32], k: &[f32], v: &[f32], head_dim: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(q.len());
     for q in q.chunks_exact(head_dim) {
-        let product = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() as f32;
+        let product =
+            |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() as f32;
         let mut p: Vec<f32> = k.chunks_exact(head_dim).map(product).collect();
         softmax_in_place(&mut p);
         for d in 0..head_dim {

@@ -316,3 +316,6 @@ fn vector(name: &str, values: &[f32], len: usize) -> Result<()> {
         Err(wrong(format!("{name} has {} numbers, not {len}", values.len())))
     }
 }
+
+#[cfg(all(test, feature = "std"))]
+mod tests;

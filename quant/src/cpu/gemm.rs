@@ -159,7 +159,8 @@ impl Ahead {
     const LINE: usize = 64;
 
     fn new(w: &Matrix<'_>, row: usize, rows: usize, tiles: usize) -> Self {
-        let bytes = &w.data()[w.data().len().min(row * w.row_bytes())..w.data().len().min((row + rows) * w.row_bytes())];
+        let bytes = &w.data()
+            [w.data().len().min(row * w.row_bytes())..w.data().len().min((row + rows) * w.row_bytes())];
         let lines = bytes.len().div_ceil(Self::LINE);
         Self { next: bytes.as_ptr(), lines, share: lines.div_ceil(tiles) }
     }

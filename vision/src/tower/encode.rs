@@ -4,7 +4,9 @@ use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use skep_quant::{Activations, Forms, Parallel, Precision, Product, for_each_chunk_mut, matmul, vec::rms_norm};
+use skep_quant::{
+    Activations, Forms, Parallel, Precision, Product, for_each_chunk_mut, matmul, vec::rms_norm,
+};
 
 use super::{Block, Clip, Linear, Tower};
 use crate::cpu::{BLOCK, Heads, Kernels};
@@ -74,7 +76,8 @@ impl Tower<'_> {
     ) -> Result<()> {
         let n_soft = self.check(patches)?;
         let n = patches.columns() * patches.rows();
-        let mut pass = Pass { tower: self, kernels, par, precision, n, turns: Turns::new(self, patches), scratch };
+        let mut pass =
+            Pass { tower: self, kernels, par, precision, n, turns: Turns::new(self, patches), scratch };
         pass.embed(patches);
         for block in &self.weights.blocks {
             pass.attention(block);

@@ -25,15 +25,7 @@ fn decode(ty: crate::Type, bytes: &[u8], out: &mut [f32], stride: usize) {
 }
 
 #[target_feature(enable = "avx2,fma")]
-fn step(
-    w: &[f32],
-    w_row: usize,
-    x: &[f32],
-    x_row: usize,
-    sums: &mut [f32],
-    fresh: bool,
-    vectors: usize,
-) {
+fn step(w: &[f32], w_row: usize, x: &[f32], x_row: usize, sums: &mut [f32], fresh: bool, vectors: usize) {
     let sums: &mut [[f32; WIDTH]; ROWS * TOKENS] = sums.as_chunks_mut().0.try_into().expect("a tile's sums");
     let mut acc = [[_mm256_setzero_ps(); ROWS]; TOKENS];
     if !fresh {

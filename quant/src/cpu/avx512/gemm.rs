@@ -69,15 +69,7 @@ fn sixteen(ty: Type, bytes: &[u8; 32]) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f")]
-fn step(
-    w: &[f32],
-    w_row: usize,
-    x: &[f32],
-    x_row: usize,
-    sums: &mut [f32],
-    fresh: bool,
-    vectors: usize,
-) {
+fn step(w: &[f32], w_row: usize, x: &[f32], x_row: usize, sums: &mut [f32], fresh: bool, vectors: usize) {
     let sums: &mut [[f32; WIDTH]; ROWS * TOKENS] = sums.as_chunks_mut().0.try_into().expect("a tile's sums");
     let mut acc = [[_mm512_setzero_ps(); ROWS]; TOKENS];
     if !fresh {
