@@ -255,18 +255,31 @@ impl<'de> Deserialize<'de> for Message {
     }
 }
 
-/// Merges all system messages into one at the front, texts in order and separated by an empty line.
+/// Merges all system messages into one at the front, contents in order and separated by an empty line.
 ///
 /// Templates refuse system messages in other places, while clients insert them there. A conversation whose only system
-/// message is the first comes back unchanged.
+/// message is the first comes back unchanged. Merged content is one text, or parts if there are images in it.
 pub fn merge_system(messages: &[Message]) -> Vec<Message> {
     let is_system = |message: &&Message| message.role == Role::System;
     if !messages.iter().skip(1).any(|message| is_system(&message)) {
         return messages.to_vec();
     }
-    let texts: Vec<String> =
-        messages.iter().filter(is_system).map(|message| message.content.text()).collect();
-    let mut merged = vec![Message::text(Role::System, texts.join("\n\n"))];
+    let mut parts = Vec::new();
+    for message in messages.iter().filter(is_system) {
+        if !parts.is_empty() {
+            parts.push(Part::Text("\n\n".to_owned()));
+        }
+        match &message.content {
+            Content::Parts(own) => parts.extend(own.iter().cloned()),
+            Content::Text(text) => parts.push(Part::Text(text.clone())),
+        }
+    }
+    let mut system = Message::text(Role::System, "");
+    system.content = Content::Parts(parts);
+    if system.content.images().next().is_none() {
+        system.content = Content::Text(system.content.text());
+    }
+    let mut merged = vec![system];
     merged.extend(messages.iter().filter(|message| !is_system(message)).cloned());
     merged
 }
@@ -452,5 +465,15 @@ mod tests {
                 .unwrap();
         assert_eq!(merge_system(&parts), parts);
         assert_eq!(merge_system(&[]), []);
+    }
+
+    #[test]
+    fn merged_system_messages_keep_their_images() {
+        let image = Part::Image(Image::new(Picture::new(1, 1, vec![1, 2, 3]).unwrap()));
+        let mut system = Message::text(Role::System, "");
+        system.content = Content::Parts(vec![Part::Text("b".into()), image.clone()]);
+        let merged = merge_system(&[Message::text(Role::System, "a"), system]);
+        let text = |text: &str| Part::Text(text.to_owned());
+        assert_eq!(merged[0].content, Content::Parts(vec![text("a"), text("\n\n"), text("b"), image]));
     }
 }

@@ -159,7 +159,7 @@ impl Prompter {
         };
         let mut text = opening.to_owned();
         match names.as_slice() {
-            [name] => text.extend([*name, after_name]),
+            [name] => text.extend([&*self.tokenizer.shield(name), after_name]),
             several => {
                 start.constraint = Some(OneOf::new(several.iter().map(|name| format!("{name}{after_name}"))))
             }
@@ -170,7 +170,7 @@ impl Prompter {
             start.tokens.extend(self.tokenizer.encode(end, Specials::Parse)?);
             start.starts_in_reasoning = false;
         }
-        start.forced = self.tokenizer.encode(&text, Specials::Parse)?;
+        start.forced = self.tokenizer.encode(&text, Specials::Shielded)?;
         Ok(())
     }
 
@@ -203,4 +203,21 @@ impl CallForm {
 
 fn tool_name(tool: &Value) -> Option<&str> {
     tool.get("function")?.get("name")?.as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_begun_in_the_form_of_the_template() {
+        let opening = |template: &str| CallForm::of(template).map(|form| (form.opening, form.after_name));
+        assert_eq!(opening("... <function=name> ..."), Some(("<tool_call>\n<function=", ">\n")));
+        assert_eq!(opening("{{- '<|tool_call>call:' + name + '{' -}}"), Some(("<|tool_call>call:", "{")));
+        assert_eq!(
+            opening(r#"<tool_call>\n{"name": <function-name>"#),
+            Some(("<tool_call>\n{\"name\": \"", "\", \"arguments\": "))
+        );
+        assert_eq!(opening("{{ messages }}"), None);
+    }
 }
