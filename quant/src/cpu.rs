@@ -1,7 +1,7 @@
 //! Instruction sets and the kernels written for them.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod gemm;
+mod gemm;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]

@@ -57,7 +57,7 @@ pub(crate) struct Tile<'a> {
 /// `out[i * rows.len() + j]` is the dot product of weight row `rows.start + j` with activation row `tokens[i]`.
 ///
 /// The value for a (row, token) pair has the same bits whatever the other rows and tokens of the call are, and
-/// the same bits that [`matmul`] gives. Does not allocate.
+/// the same bits that [`matmul`] gives. Allocates only where a thread's buffer for packed floats has to grow.
 ///
 /// # Panics
 /// When `rows` does not lie in `w`, a token does not lie in `acts`, the columns differ, `out` is not
@@ -93,13 +93,17 @@ const ROW_STEP: usize = 8;
 const CHUNK_TOKENS: usize = 64;
 /// Up to so many tokens a float product is limited by memory.
 const FEW: usize = 8;
+/// The tokens of a block of a float product: they share one decoding of the rows, as long as they stay in the second-level
+/// cache.
+const BLOCK_TOKENS: usize = 144;
+const BLOCK_BYTES: usize = 1 << 20;
+/// Blocks are whole groups of the tokens that the float kernels take at once.
+pub(crate) const GROUP_TOKENS: usize = 24;
 
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::gemm::token_block;
-
-#[cfg(not(target_arch = "x86_64"))]
-fn token_block(_: usize) -> usize {
-    CHUNK_TOKENS
+/// Tokens of a block of rows of `cols` elements.
+pub(crate) fn block_tokens(cols: usize) -> usize {
+    let fit = BLOCK_BYTES / 4 / cols.max(1) / GROUP_TOKENS * GROUP_TOKENS;
+    fit.clamp(GROUP_TOKENS, BLOCK_TOKENS)
 }
 
 /// How one product is cut.
@@ -115,7 +119,7 @@ impl Cut {
         let float = precision == Precision::Exact || !w.ty().is_quantised();
         let (token_step, row_step) = if float && n_tokens > FEW {
             // Rows are decoded once for all tokens of a chunk, and tokens packed once for all its rows.
-            let token_step = token_block(w.cols());
+            let token_step = block_tokens(w.cols());
             let parts = (8 * workers).div_ceil(n_tokens.div_ceil(token_step));
             (token_step, w.rows().div_ceil(parts).max(128))
         } else {

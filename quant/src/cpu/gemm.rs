@@ -10,16 +10,13 @@ use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use core::cell::RefCell;
 
 use super::scalar::LANES;
-use crate::matmul::Tile;
+use crate::matmul::{GROUP_TOKENS, Tile, block_tokens};
 use crate::{Matrix, Type};
 
 /// Floats of a plane taken at a time: for the rows of a tile they stay in the first-level cache.
 const SPAN: usize = 768;
-/// Tokens of a block share one decoding of the rows, as long as they stay in the second-level cache.
-const MOST_TOKENS: usize = 144;
-const TOKEN_BYTES: usize = 1 << 20;
 /// Tokens whose partial sums are held at once; a multiple of the tokens of every tile.
-const GROUP: usize = 24;
+const GROUP: usize = GROUP_TOKENS;
 /// Fewer tokens or rows do not repay the packing.
 const LEAST_TOKENS: usize = 4;
 const LEAST_ROWS: usize = 16;
@@ -38,12 +35,14 @@ pub(super) struct Micro {
     pub(super) split: unsafe fn(&[f32], f32, &mut [f32], usize),
     /// Decodes blocks of a type to planes this far apart; the rest of the last lanes is 0.
     pub(super) decode: unsafe fn(Type, &[u8], &mut [f32], usize),
-    /// `step(w, w_row, x, x_row, sums, fresh, vectors)`: `sums[t * rows + r] += w[r] * x[t]`, vector by vector, from zero if
-    /// `fresh`: of a plane of rows and one of tokens, each with the distance from one row or token to the next.
-    pub(super) step: unsafe fn(&[f32], usize, &[f32], usize, &mut [f32], bool, usize),
+    pub(super) step: Step,
     /// Adds up the planes of partial sums, and then the partial sums, of each value of a tile.
     pub(super) reduce: unsafe fn(&[f32], &mut [f32; MOST_VALUES]),
 }
+
+/// `step(w, w_row, x, x_row, sums, fresh, vectors)`: `sums[t * rows + r] += w[r] * x[t]`, vector by vector, from zero if
+/// `fresh`: of a plane of rows and one of tokens, each with the distance from one row or token to the next.
+type Step = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32], bool, usize);
 
 /// How a row of this many elements is packed.
 #[derive(Clone, Copy)]
@@ -70,12 +69,6 @@ impl Planes {
 /// Whether [`exact`] is faster than one row after the other.
 pub(super) fn pays(tile: &Tile<'_>) -> bool {
     tile.out.tokens() >= LEAST_TOKENS && tile.w.rows() >= LEAST_ROWS
-}
-
-/// Tokens that share one decoding of rows of `cols` elements.
-pub(crate) fn token_block(cols: usize) -> usize {
-    let fit = TOKEN_BYTES / (4 * Planes::new(cols, 16).row()) / GROUP * GROUP;
-    fit.clamp(GROUP, MOST_TOKENS)
 }
 
 /// A cache line of floats.
@@ -113,7 +106,7 @@ pub(super) unsafe fn exact(micro: &Micro, tile: &mut Tile<'_>) {
     let planes = Planes::new(tile.w.cols(), micro.width);
     SPACE.with_borrow_mut(|space| {
         let n_tokens = tile.out.tokens();
-        let block = token_block(tile.w.cols());
+        let block = block_tokens(tile.w.cols());
         for first in (0..n_tokens).step_by(block) {
             let n = block.min(n_tokens - first);
             let x = floats(&mut space.x, n.next_multiple_of(micro.tokens) * planes.row());

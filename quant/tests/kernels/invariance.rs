@@ -97,6 +97,32 @@ fn large_batches_and_wide_matrices_are_cut_without_a_trace() {
 }
 
 #[test]
+fn float_products_are_cut_without_a_trace() {
+    let mut random = Random::new(8);
+    for (ty, rows, cols) in [(Type::BF16, 300, 200), (Type::F32, 140, 2500)] {
+        let n_tokens = 310;
+        let data = weights(ty, rows, cols, &mut random);
+        let w = Matrix::new(ty, rows, cols, &data).unwrap();
+        let x = activations(KINDS[0], n_tokens * cols, &mut random);
+        for k in kernels().into_iter().filter(|k| k.isa() != skep_quant::Isa::Scalar) {
+            let run = |par: &dyn Parallel, tokens: std::ops::Range<usize>| {
+                let mut acts = Activations::new();
+                acts.fill_with(&k, par, &x[tokens.start * cols..tokens.end * cols], cols, Forms::F32);
+                let mut out = vec![f32::NAN; tokens.len() * rows];
+                k.matmul(par, &mut [Product { weight: w, out: &mut out }], &acts, Precision::Fast);
+                bits(&out)
+            };
+            let all = run(&Serial, 0..n_tokens);
+            assert_eq!(run(&Threads(3), 0..n_tokens), all);
+            for tokens in [0..1, 7..10, 100..104, 30..39, 143..310] {
+                let part = &all[tokens.start * rows..tokens.end * rows];
+                assert_eq!(run(&Threads(2), tokens.clone()), part, "{ty} {tokens:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn empty_shapes_are_fine() {
     let w = Matrix::new(Type::Q4_K, 0, 256, &[]).unwrap();
     let mut acts = Activations::new();

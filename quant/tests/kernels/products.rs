@@ -115,6 +115,36 @@ fn instruction_sets_agree_bit_for_bit() {
     }
 }
 
+/// Tiles, groups and blocks of tokens, spans of columns, and what is left over of each.
+#[test]
+fn instruction_sets_agree_on_large_float_products() {
+    let mut random = Random::new(10);
+    for (ty, cols) in [
+        (Type::F32, 1601),
+        (Type::F32, 3330),
+        (Type::BF16, 33),
+        (Type::BF16, 1600),
+        (Type::F16, 3299),
+        (Type::Q8_0, 1632),
+        (Type::Q5_K, 3328),
+    ] {
+        for (rows, tokens) in [(16, 4), (17, 25), (23, 49), (40, 76)] {
+            let data = weights(ty, rows, cols, &mut random);
+            let mut x = activations(Kind::Normal, tokens * cols, &mut random);
+            // Products that vanish leave zeros of either sign.
+            x[..cols].fill(-1e-38);
+            let shape = (rows, cols, tokens);
+            let truth = Kernels::of(Isa::Scalar).unwrap();
+            let expected = product(&truth, ty, shape, &data, &x, Precision::Exact);
+            for k in kernels() {
+                let out = product(&k, ty, shape, &data, &x, Precision::Exact);
+                let same = out.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{ty} {:?} {shape:?}", k.isa());
+            }
+        }
+    }
+}
+
 /// The value in every byte of the codes that brings sums of products to their largest magnitude.
 #[test]
 fn extreme_codes_do_not_saturate() {
