@@ -232,6 +232,10 @@ fn memory_is_bounded_by_pixels() {
             (b"IEND", Vec::new()),
         ]));
     }
+    let large = format!("{}/tests/pictures/large", env!("CARGO_MANIFEST_DIR"));
+    let files = fs::read_dir(large).unwrap();
+    wide.extend(files.map(|entry| fs::read(entry.unwrap().path()).unwrap()));
+    assert_eq!(wide.len(), 6 + 6);
     for bytes in wide {
         let (result, most) = measured(&bytes, &Limits::default());
         assert_eq!(result, Ok((1000, 1000)));

@@ -9,7 +9,9 @@ const CUT: &str = "it is cut short";
 /// Outer errors are limits, inner ones damages. Follows the container specification of WebP (RFC 9649).
 pub(super) fn check<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Result<&'a [u8], &'static str>> {
     let Some(size) = bytes.get(4..8).and_then(|size| size.first_chunk()) else { return Ok(Err(CUT)) };
-    let Some(file) = bytes.get(..u32::from_le_bytes(*size) as usize + 8) else { return Ok(Err(CUT)) };
+    let Some(file) = bytes.get(..(u32::from_le_bytes(*size) as usize).saturating_add(8)) else {
+        return Ok(Err(CUT));
+    };
     let Some(body) = file.get(12..) else { return Ok(Err(CUT)) };
     let mut canvas = None;
     if let Err(reason) = chunks(body, &mut |name, data| bitstream(name, data, &mut canvas)) {

@@ -4,7 +4,8 @@
 
 NAME.EXT is a picture file, NAME.EXT.rgb its size (two 16-bit little-endian numbers) and its pixels over white, as Pillow
 decodes them; for 16-bit PNGs, which Pillow cuts to 8 bits, numpy's exact rounding. `resize.txt` holds SHA-256 digests of
-what Pillow's bicubic resize makes of a formula's pixels, and `fit.txt` what transformers' size rule makes of sizes.
+what Pillow's bicubic resize makes of a formula's pixels, and `fit.txt` what transformers' size rule makes of sizes. In `large` are
+files of a million pixels.
 
 Pillow 13 filters pictures that lose much more height than width in the other order (pull request 9549), so that their
 digests differ.
@@ -13,6 +14,7 @@ digests differ.
 import hashlib
 import io
 import math
+import os
 import struct
 import zlib
 
@@ -168,6 +170,23 @@ def gifs():
     save_rgb("canvas.gif", seen)
 
 
+def larges():
+    """Files whose memory is measured: many pixels in few bytes."""
+    os.makedirs("large", exist_ok=True)
+    flat = Image.new("RGBA", (1000, 1000), (10, 20, 30, 128))
+    flats = [flat, Image.new("RGBA", (1000, 1000), (90, 20, 30, 128))]
+    for name, data in [
+        ("cmyk-progressive.jpg", encoded(Image.new("CMYK", (1000, 1000)), "JPEG", progressive=True, quality=30)),
+        ("turned.jpg", encoded(flat.convert("L"), "JPEG", progressive=True, quality=30, exif=exif(6))),
+        ("alpha.webp", encoded(flat, "WEBP", lossless=True)),
+        ("lossy-alpha.webp", encoded(flat, "WEBP", quality=50)),
+        ("animated.webp", encoded(flats[0], "WEBP", save_all=True, append_images=flats[1:], lossless=True)),
+        ("still.gif", encoded(flat.convert("RGB").quantize(4), "GIF")),
+    ]:
+        with open(f"large/{name}", "wb") as f:
+            f.write(data)
+
+
 def formula(width, height):
     """Bytes of a picture of any size: noise with flat areas, so that the filter overshoots."""
     n = np.arange(width * height * 3, dtype=np.uint64)
@@ -232,5 +251,6 @@ pngs()
 jpegs()
 webps()
 gifs()
+larges()
 resizes()
 fits()
