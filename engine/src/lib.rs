@@ -26,6 +26,7 @@ pub use engine::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use inspect::{Inspection, LayerKind, inspect};
+pub use projector::ImageEncoder;
 pub use runner::{LoadOptions, ModelInfo, Progress, Runner};
 pub use sampler::Sampling;
 pub use skep_attention::KvType;

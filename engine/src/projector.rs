@@ -1,9 +1,13 @@
 //! The `mmproj` file beside a model: its vision tower and projection, which turn a picture into rows of embeddings.
 
 mod config;
+mod encoder;
 mod weights;
 
+pub use encoder::ImageEncoder;
+
 use crate::error::{Error, ErrorKind, Result};
+use crate::keys::Keys;
 use crate::store::{self, Claims, Residence, Store};
 use skep_gguf::Gguf;
 use skep_quant::{Parallel, Precision};
@@ -27,13 +31,26 @@ impl Projector {
     /// A file that is not a projector or not of a supported type, that projects to another length, that lacks a tensor
     /// or has one without a role; each names the file.
     pub(crate) fn load(path: &Path, hidden: usize, residence: Residence) -> Result<Self> {
+        Self::open(path, Some(hidden), residence)
+    }
+
+    /// Loads a projector without its model.
+    pub(crate) fn alone(path: &Path, residence: Residence) -> Result<Self> {
+        Self::open(path, None, residence)
+    }
+
+    fn open(path: &Path, hidden: Option<usize>, residence: Residence) -> Result<Self> {
         let file = store::open(path)?;
         Self::from_file(file, hidden, residence)
             .map_err(|error| Error::new(error.kind(), format!("projector {}: {error}", path.display())))
     }
 
-    fn from_file(file: Gguf<store::Part>, hidden: usize, residence: Residence) -> Result<Self> {
+    fn from_file(file: Gguf<store::Part>, hidden: Option<usize>, residence: Residence) -> Result<Self> {
         let (config, mut warnings) = config::read(&file)?;
+        let hidden = match hidden {
+            Some(hidden) => hidden,
+            None => Keys { file: &file, prefix: config::PREFIX }.nonzero("projection_dim")?,
+        };
         let mut claims = Claims::new(&file);
         let weights = Weights::claim(&file, &config, hidden, &mut claims, &mut warnings)?;
         let used = claims.finish()?;
@@ -57,6 +74,13 @@ impl Projector {
     /// Rows of embeddings that a picture becomes.
     pub(crate) fn soft_tokens(&self, picture: &Picture, budget: Budget) -> Result<usize> {
         self.config.tiling.soft_tokens(picture.width(), picture.height(), budget).map_err(refused)
+    }
+
+    /// Floating-point operations of encoding a picture.
+    pub(crate) fn operations(&self, picture: &Picture, budget: Budget) -> Result<f64> {
+        let tiling = self.config.tiling;
+        let (width, height) = tiling.fit(picture.width(), picture.height(), budget).map_err(refused)?;
+        Ok(self.tower()?.operations(width / tiling.patch(), height / tiling.patch()))
     }
 
     /// The embeddings of a picture, `[n_soft, hidden]`. They do not depend on what `scratch` was used for before.

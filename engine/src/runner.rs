@@ -367,7 +367,7 @@ fn context(facts: &Facts, layout: &Layout, options: &LoadOptions, sequences: usi
 }
 
 /// Lends a scope of the pool to the compute crates.
-struct Team<'s, 'p>(&'s Scope<'p>);
+pub(crate) struct Team<'s, 'p>(pub(crate) &'s Scope<'p>);
 
 // SAFETY: `Scope::run` calls the body once for every chunk and returns after the last call has returned.
 unsafe impl Parallel for Team<'_, '_> {

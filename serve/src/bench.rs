@@ -1,4 +1,6 @@
-//! `skep bench`: speed of prefill and decode, beside the limits of the machine.
+//! `skep bench`: speed of prefill, decode and image encoding, beside the limits of the machine.
+
+mod image;
 
 use crate::failure::Failure;
 use crate::model::ModelArgs;
@@ -8,7 +10,9 @@ use skep_engine::{Batch, Piece, Runner, SequenceId, Want};
 use skep_hal::{Cpu, Pool};
 use std::time::{Duration, Instant};
 
-/// Measures prefill and decode speed, beside the machine's memory bandwidth
+/// Measures prefill, decode and image encoding, beside the machine's memory bandwidth and arithmetic
+///
+/// With a projector (mmproj file) as the model, image encoding alone.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -33,8 +37,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// How long each measurement of the bandwidth lasts.
+/// How long each measurement of the bandwidth and of arithmetic lasts.
 const BANDWIDTH_TIME: Duration = Duration::from_millis(500);
+const FMA_TIME: Duration = Duration::from_millis(100);
 
 /// One measurement.
 #[derive(Debug, Serialize)]
@@ -63,6 +68,10 @@ struct Report {
     resident_bytes: Option<u64>,
     peak_resident_bytes: Option<u64>,
     rows: Vec<Row>,
+    /// Largest rate of f32 multiply-adds measured, in operations per second, and by which instructions.
+    fma_peak_flops: f64,
+    fma_isa: &'static str,
+    image: Option<image::Report>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -70,6 +79,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sequences = args.batch.iter().copied().max().unwrap_or(1);
     if args.batch.contains(&0) || args.prompt.contains(&0) {
         return Err(Failure::usage("--prompt and --batch take numbers above 0"));
+    }
+    if image::is_projector(args.model.file()) {
+        let report = image::measure(args.model.file(), args)?;
+        match args.json {
+            true => println!("{}", json(&report)?),
+            false => report.print(),
+        }
+        return Ok(());
     }
     // Before and after the model, not beside it: the measurement's own buffer must not add to the memory of the model.
     let mut bandwidth = vec![read_bandwidth(args)?];
@@ -80,17 +97,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     let load_seconds = start.elapsed().as_secs_f64();
     let mut report = measure(&mut runner, args, load_seconds)?;
+    let sees_images = runner.info().images.is_some();
     drop(runner);
     bandwidth.push(read_bandwidth(args)?);
     report.limit(bandwidth);
+    if let Some(projector) = args.model.projector().filter(|_| sees_images) {
+        report.image = Some(image::measure(&projector, args)?);
+    }
+    let peak = skep_hal::bandwidth::fma_peak(&pool(args)?, FMA_TIME);
+    let image = report.image.as_ref().map_or(0.0, |image| image.fma_peak_flops);
+    (report.fma_peak_flops, report.fma_isa) = (peak.flops_per_second.max(image), peak.isa);
     if args.json {
-        let text =
-            serde_json::to_string_pretty(&report).map_err(|error| Failure::other(error.to_string()))?;
-        println!("{text}");
+        println!("{}", json(&report)?);
     } else {
         print(&report);
     }
     Ok(())
+}
+
+fn json(report: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string_pretty(report).map_err(|error| Failure::other(error.to_string()))
 }
 
 fn measure(runner: &mut Runner, args: &Args, load_seconds: f64) -> Result<Report, Failure> {
@@ -137,6 +163,9 @@ fn measure(runner: &mut Runner, args: &Args, load_seconds: f64) -> Result<Report
         resident_bytes: skep_hal::memory::resident(),
         peak_resident_bytes: skep_hal::memory::peak_resident(),
         rows,
+        fma_peak_flops: 0.0,
+        fma_isa: "",
+        image: None,
     })
 }
 
@@ -153,9 +182,13 @@ impl Report {
 
 /// Bytes per second that as many threads as the model gets read from memory.
 fn read_bandwidth(args: &Args) -> Result<f64, Failure> {
+    memory_speed(&pool(args)?, BANDWIDTH_TIME)
+}
+
+/// As many threads as the model gets.
+fn pool(args: &Args) -> Result<Pool, Failure> {
     let threads = args.model.threads.unwrap_or_else(|| Cpu::detect().default_threads());
-    let pool = Pool::new(threads).map_err(|error| Failure::other(error.to_string()))?;
-    memory_speed(&pool, BANDWIDTH_TIME)
+    Pool::new(threads).map_err(|error| Failure::other(error.to_string()))
 }
 
 /// Bytes per second that the workers of a pool read from memory.
@@ -240,6 +273,7 @@ fn print(report: &Report) {
     println!("loaded in        {:.2} s", report.load_seconds);
     println!("active weights   {:.1} MB per token", report.active_bytes_per_token as f64 / 1e6);
     println!("read bandwidth   {:.1} GB/s", gb(report.read_bandwidth_bytes_per_second));
+    println!("f32 arithmetic   {:.0} GFLOP/s ({})", report.fma_peak_flops / 1e9, report.fma_isa);
     for row in &report.rows {
         let low = row.samples.iter().copied().fold(f64::INFINITY, f64::min);
         let high = row.samples.iter().copied().fold(0.0, f64::max);
@@ -253,6 +287,9 @@ fn print(report: &Report) {
     }
     if let Some(resident) = report.resident_bytes {
         println!("memory           {:.2} GB resident", gb(resident as f64));
+    }
+    if let Some(image) = &report.image {
+        image.print();
     }
 }
 

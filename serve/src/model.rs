@@ -85,6 +85,24 @@ impl ModelArgs {
         Ok(())
     }
 
+    /// The file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.model
+    }
+
+    /// The projector that the model is loaded with, if any.
+    pub(crate) fn projector(&self) -> Option<PathBuf> {
+        match &self.mmproj {
+            None if !self.no_mmproj => sibling::projector(&self.model),
+            given => given.clone(),
+        }
+    }
+
+    /// Tokens that an image may take.
+    pub(crate) fn image_tokens(&self) -> Budget {
+        self.image_tokens
+    }
+
     /// Loads the model, with a bar on a terminal. `adjust` sets what the command itself decides.
     pub(crate) fn load(&self, adjust: impl FnOnce(&mut LoadOptions)) -> Result<Runner, Failure> {
         self.load_watched(adjust, |_, _| {})

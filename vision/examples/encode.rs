@@ -100,7 +100,7 @@ fn main() -> Result<(), Box<dyn core::error::Error>> {
         let seconds = start.elapsed().as_secs_f64();
         let after = skep_hal::bandwidth::fma_peak(&pool, Duration::from_millis(60));
         let peak = before.flops_per_second.max(after.flops_per_second);
-        let rate = tower.operations(&patches) / seconds;
+        let rate = tower.operations(patches.columns(), patches.rows()) / seconds;
         println!(
             "{soft} tokens, {n_blocks} blocks: {seconds:.3} s, {:.1} GFLOP/s, {:.0} % of {:.0} GFLOP/s ({})",
             rate / 1e9,

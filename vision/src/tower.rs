@@ -243,12 +243,12 @@ impl<'a> Tower<'a> {
         self.weights.positions.len() / (2 * self.config.hidden)
     }
 
-    /// Floating-point operations of encoding these patches, counting the multiplications and additions of products with
+    /// Floating-point operations of encoding a grid of patches, counting the multiplications and additions of products with
     /// weights and of attention only.
     #[must_use]
-    pub fn operations(&self, patches: &Patches) -> f64 {
+    pub fn operations(&self, columns: usize, rows: usize) -> f64 {
         let Config { hidden, ff, tiling, .. } = self.config;
-        let n = (patches.columns() * patches.rows()) as f64;
+        let n = (columns * rows) as f64;
         let n_soft = n / (tiling.pooling() * tiling.pooling()) as f64;
         let (hidden, ff, blocks) = (hidden as f64, ff as f64, self.weights.blocks.len() as f64);
         let linear = 4.0 * hidden * hidden + 3.0 * hidden * ff;

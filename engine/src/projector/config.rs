@@ -5,6 +5,8 @@ use skep_vision::{Activation, Config, Tiling};
 
 /// The projector type that this engine knows.
 const KIND: &str = "gemma4v";
+/// What the keys of a vision tower begin with.
+pub(super) const PREFIX: &str = "clip.vision";
 /// Constants of the type, which its files do not hold.
 const POOLING: usize = 3;
 const ROPE_BASE: f32 = 100.0;
@@ -41,7 +43,7 @@ pub(super) fn read<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<(Config, Vec<String
             }
         }
     }
-    let keys = Keys { file, prefix: "clip.vision" };
+    let keys = Keys { file, prefix: PREFIX };
     let tiling = Tiling::new(keys.nonzero("patch_size")?, POOLING).map_err(Error::model)?;
     let config = Config {
         hidden: keys.nonzero("embedding_length")?,

@@ -1,3 +1,4 @@
+use super::config::PREFIX;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::store::{Claims, Store, Weight};
@@ -81,7 +82,7 @@ impl Weights {
             true => Some([claims.vector("v.std_bias", width)?, claims.vector("v.std_scale", width)?]),
             false => None,
         };
-        let count = Keys { file, prefix: "clip.vision" }.nonzero("block_count")?;
+        let count = Keys { file, prefix: PREFIX }.nonzero("block_count")?;
         let blocks =
             (0..count).map(|block| BlockWeights::claim(config, claims, block)).collect::<Result<_>>()?;
         set_audio_aside(file, claims, warnings)?;
