@@ -6,6 +6,7 @@ use skep_engine::{Inspection, LayerKind};
 use skep_gguf::{Gguf, Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 /// Shows a file's header and tensors, and what Skep makes of them
@@ -98,7 +99,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         true => serde_json::to_string_pretty(&report).map_err(|error| Failure::other(error.to_string()))?,
         false => report.text(args.tensors),
     };
-    println!("{}", text.trim_end());
+    // A closed stdout, as of `skep inspect FILE | head`, is no failure.
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
     Ok(())
 }
 
@@ -295,9 +297,10 @@ impl Tensor {
 fn roles(file: &Gguf<Map>) -> Vec<Role> {
     let mut roles: Vec<Role> = Vec::new();
     for info in file.tensors() {
-        let role = match info.name().strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
-            Some((_, role)) => format!("blk.*.{role}"),
-            None => info.name().to_owned(),
+        // The blocks of a model are `blk.N`, those of a tower `v.blk.N`.
+        let role = match info.name().split_once("blk.").map(|(tower, rest)| (tower, rest.split_once('.'))) {
+            Some((tower, Some((_, role)))) => format!("{tower}blk.*.{role}"),
+            _ => info.name().to_owned(),
         };
         let index = roles.iter().position(|other| other.role == role).unwrap_or_else(|| {
             roles.push(Role { role, tensors: 0, bytes: 0, types: BTreeMap::new() });

@@ -6,6 +6,10 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-qwen35moe-Q4_K_M.gguf");
+const GEMMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-gemma4-Q4_K_M.gguf");
+const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-gemma4-mmproj-bf16.gguf");
+const RED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/vision/00-solid-red.png");
+const BLUE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/vision/02-solid-blue.png");
 
 fn skep(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skep"));
@@ -41,7 +45,7 @@ fn version_and_help() {
 
 #[test]
 fn wrong_use_is_one_line_and_code_2() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "no command"),
         (&["fly"], "'fly'"),
         (&["serve"], "--model"),
@@ -49,6 +53,10 @@ fn wrong_use_is_one_line_and_code_2() {
         (&["serve", "-m", MODEL, "--port", "65536"], "65536"),
         (&["serve", "-m", MODEL, "--parallel", "0"], "--parallel"),
         (&["serve", "-m", MODEL, "--cors-origin", "*"], "`*`"),
+        (&["serve", "-m", GEMMA, "--image-tokens", "1024"], "70, 140, 280, 560, 1120"),
+        (&["serve", "-m", GEMMA, "--image-tokens", "50"], "70, 140, 280, 560, 1120"),
+        (&["serve", "-m", GEMMA, "--image-tokens", "many"], "70, 140, 280, 560, 1120"),
+        (&["run", "-m", GEMMA, "--mmproj", PROJECTOR, "--no-mmproj", "Hi"], "--no-mmproj"),
         (&["run", "-m", MODEL, "--temp", "hot", "Hi"], "hot"),
         (&["run", "-m", MODEL, "--temp", "9", "Hi"], "temperature"),
     ];
@@ -98,6 +106,125 @@ fn run_answers_one_prompt() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "3 times 6 is 18.\n");
     assert!(String::from_utf8(output.stderr).unwrap().contains("I multiply 3 by 6 and get 18."));
+}
+
+#[test]
+fn run_looks_at_pictures() {
+    let ask = |args: &[&str]| {
+        let output = output(&[&["run", "-m", GEMMA, "--temp", "0"], args].concat());
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let question = "What colour is this image?";
+    assert_eq!(ask(&["--image", RED, question]), "The image is red.\n", "by the projector beside the model");
+    assert_eq!(ask(&["--mmproj", PROJECTOR, "--image", BLUE, question]), "The image is blue.\n");
+    assert_eq!(ask(&["--no-mmproj", "Sort these numbers: 41, 90, 68"]), "41, 68, 90.\n");
+}
+
+#[test]
+fn a_chat_keeps_its_picture() {
+    let mut child = skep(&["run", "-m", GEMMA, "--temp", "0", "--image", RED])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let question = "What colour is this image?\n";
+    child.stdin.take().unwrap().write_all([question, question].concat().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "The image is red.\nThe image is red.\n");
+}
+
+#[test]
+fn files_that_do_not_go_together_are_told_apart() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for (args, named) in [
+        (&["-m", PROJECTOR, "Hi"][..], "this is a projector"),
+        (&["-m", PROJECTOR, "--mmproj", GEMMA, "Hi"], "this is a projector"),
+        (&["-m", GEMMA, "--mmproj", GEMMA, "Hi"], "not a projector"),
+        (&["-m", MODEL, "--mmproj", PROJECTOR, "Hi"], "no projector"),
+        (&["-m", GEMMA, "--mmproj", manifest, "Hi"], "GGUF"),
+        (&["-m", GEMMA, "--mmproj", "nowhere.gguf", "Hi"], "file not found"),
+        (&["-m", MODEL, "--image", RED, "Hi"], "--mmproj"),
+        (&["-m", GEMMA, "--no-mmproj", "--image", RED, "Hi"], "--mmproj"),
+        (&["-m", GEMMA, "--image", "nowhere.png", "Hi"], "nowhere.png"),
+        (&["-m", GEMMA, "--image", manifest, "Hi"], "Cargo.toml"),
+    ] {
+        let (code, line) = failure(&[&["run"], args].concat());
+        assert_eq!(code, 1, "{line}");
+        assert!(line.contains(named), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn a_broken_projector_nobody_asked_for_is_passed_over() {
+    let folder = std::env::temp_dir().join(format!("skep-cli-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let model = folder.join("model.gguf");
+    std::fs::copy(GEMMA, &model).unwrap();
+    let broken = std::fs::read(PROJECTOR).unwrap();
+    std::fs::write(folder.join("mmproj-model.gguf"), &broken[..broken.len() / 2]).unwrap();
+    let model = model.to_str().unwrap();
+    let output = output(&["run", "-m", model, "--temp", "0", "Sort these numbers: 41, 90, 68"]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "41, 68, 90.\n");
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("images are not taken") && log.contains("mmproj-model.gguf"), "{log}");
+    let (code, line) =
+        failure(&["run", "-m", model, "--mmproj", folder.join("mmproj-model.gguf").to_str().unwrap(), "Hi"]);
+    assert_eq!(code, 1, "what was asked for must work: {line}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn inspect_knows_models_and_projectors() {
+    let text = |args: &[&str]| {
+        let output = output(&[&["inspect"], args].concat());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let projector = text(&[PROJECTOR]);
+    assert!(
+        projector.contains("gemma4v: 4 blocks of width 128") && projector.contains("v.blk.*.ln1"),
+        "{projector}"
+    );
+    assert!(!projector.contains("not runnable"), "{projector}");
+    assert!(text(&[GEMMA]).contains("12: 10 sliding attention, 2 full attention [5, 11]"));
+    let json: serde_json::Value = serde_json::from_str(&text(&[PROJECTOR, "--json"])).unwrap();
+    assert_eq!((&json["projector"]["projection"], &json["model"]), (&256.into(), &serde_json::Value::Null));
+}
+
+#[test]
+fn logits_of_a_prompt_with_a_picture() {
+    let folder = std::env::temp_dir().join(format!("skep-logits-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let (begin, soft, end) = (17, 18, 19);
+    let prompt = |places: usize| [vec![2, 15, begin], vec![soft; places], vec![end, 300, 301]].concat();
+    std::fs::write(
+        path("ids.json"),
+        serde_json::json!({"prompt_ids": prompt(70), "decode_ids": [302]}).to_string(),
+    )
+    .unwrap();
+    let common = ["logits", "-m", GEMMA, "--image-tokens", "70", "--ids"];
+    let run = |image: &str, chunk: &str, out: &str| {
+        let args = [&path("ids.json"), "--out", &path(out), "--image", image, "--chunk", chunk];
+        let output = output(&[&common[..], &args].concat());
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        std::fs::read(path(out)).unwrap()
+    };
+    let whole = run(RED, "512", "a.npy");
+    assert!(String::from_utf8_lossy(&whole[..128]).contains("'shape': (77, 2048)"));
+    assert_eq!(whole, run(RED, "7", "b.npy"), "chunks do not count");
+    let yellow = RED.replace("00-solid-red", "03-solid-yellow");
+    assert_ne!(whole, run(&yellow, "512", "c.npy"), "the picture does");
+
+    std::fs::write(path("ids.json"), serde_json::json!({"prompt_ids": prompt(69)}).to_string()).unwrap();
+    let (ids, out) = (path("ids.json"), path("d.npy"));
+    let args = [&common[..], &[&ids, "--out", &out, "--image", RED]].concat();
+    let (code, line) = failure(&args);
+    assert!(code == 2 && line.contains("69") && line.contains("70"), "{line}");
+    let (code, line) = failure(&[&args[..], &["--image", RED]].concat());
+    assert!(code == 2 && line.contains("places for 1"), "{line}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
