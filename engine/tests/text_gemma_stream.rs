@@ -67,8 +67,8 @@ fn thoughts_and_content() {
         (false, "a <|channel>thought\nb<channel|> c", "b", "a c"),
         (
             true,
-            "a <|tool_call>call:f{}<tool_call|> b<channel|>c",
-            "a <|tool_call>call:f{}<tool_call|> b",
+            "a <|tool_call>call:g{}<tool_call|> b<channel|>c",
+            "a <|tool_call>call:g{}<tool_call|> b",
             "c",
         ),
     ] {
@@ -97,7 +97,9 @@ fn an_answer_is_never_lost_in_a_thought_nobody_asked_for() {
     }
     // A call in it is a call.
     let text = format!("<|channel>thought\nLet me see.\n{CALL}");
-    assert_eq!(at_every_cut(&chat(None), &text), Answer::new("", "Let me see.", &[("f", ARGUMENTS)]));
+    assert_eq!(at_every_cut(&chat(None), &text), Answer::new("Let me see.", "", &[("f", ARGUMENTS)]));
+    let text = "<|channel>thought\nAnswer <|tool_call>call:f{a:<|\"|>";
+    assert_eq!(at_every_cut(&chat(None), text), Answer::new("", &text["<|channel>thought\n".len()..], &[]));
     let text = format!("{CALL}<|channel>thought\nmore");
     assert_eq!(at_every_cut(&chat(None), &text), Answer::new("more", "", &[("f", ARGUMENTS)]));
 }
@@ -127,6 +129,40 @@ fn calls() {
         ("<|tool_call>call:g{}<|tool_call>call:g{}".to_owned(), "", vec![g, g]),
     ] {
         assert_eq!(at_every_cut(&chat(Some(false)), &text), Answer::new("", content, &calls), "{text}");
+    }
+}
+
+#[test]
+fn calls_that_lack_something() {
+    let (f, g) = (("f", ARGUMENTS), ("g", "{}"));
+    let bare = CALL.trim_start_matches("<|tool_call>");
+    for (thought, text, reasoning, content, calls) in [
+        // The end of the thought.
+        (Some(true), format!("plan\n{CALL}"), "plan", "", vec![f]),
+        (Some(true), format!("{CALL}{CALL}"), "", "", vec![f, f]),
+        (Some(false), format!("<|channel>thought\nplan {CALL}\n<channel|>"), "plan", "", vec![f]),
+        // The mark.
+        (Some(false), bare.to_owned(), "", "", vec![f]),
+        (None, format!(" {bare}"), "", "", vec![f]),
+        (Some(false), format!("<|channel>thought\nplan\n<channel|>{bare}"), "plan", "", vec![f]),
+        (Some(false), format!("{CALL}{bare}\n{bare}"), "", "", vec![f, f, f]),
+        (Some(false), bare.replace('f', "g"), "", &bare.replace('f', "g"), vec![]),
+        (Some(false), "call: me".to_owned(), "", "call: me", vec![]),
+        (Some(false), " call:f{".to_owned(), "", " call:f{", vec![]),
+        (Some(true), "<channel|>\ncal".to_owned(), "", "cal", vec![]),
+        (Some(false), format!("Then {bare}"), "", &format!("Then {bare}"), vec![]),
+        // The last braces.
+        (Some(false), "<|tool_call>call:g{<tool_call|>ok".to_owned(), "", "ok", vec![g]),
+        (
+            Some(false),
+            "<|tool_call>call:g{a:[{b:<|\"|>}<|\"|>,c:1}]<tool_call|>".to_owned(),
+            "",
+            "",
+            vec![("g", r#"{"a":[{"b":"}","c":1}]}"#)],
+        ),
+        (Some(false), "<|tool_call>call:g{a:[1,<tool_call|>".to_owned(), "", "", vec![("g", r#"{"a":[1]}"#)]),
+    ] {
+        assert_eq!(at_every_cut(&chat(thought), &text), Answer::new(reasoning, content, &calls), "{text}");
     }
 }
 
@@ -189,7 +225,7 @@ fn what_is_no_call_is_content() {
         "<|tool_call>call:f{a:1,b}<tool_call|>",
         "<|tool_call>call:f{a:[1}<tool_call|>",
         "<|tool_call>call:f{a:1]<tool_call|>",
-        "<|tool_call>call:f{a:1<tool_call|> and more",
+        "<|tool_call>call:f{a:1",
         "<|tool_call>call:f{a:<|\"|>never closed}<tool_call|>",
         "Sure.\n <|tool_call>call:f{a:1,",
     ] {
@@ -197,7 +233,7 @@ fn what_is_no_call_is_content() {
     }
     // The next call is a call again.
     for broken in
-        ["<|tool_call>", "<|tool_call>call:f{a:1<tool_call|>", "<|tool_call>call:f{a:[<|tool_call>x"]
+        ["<|tool_call>", "<|tool_call>call:f{a:]<tool_call|>", "<|tool_call>call:f{a:[<|tool_call>x"]
     {
         let text = format!("{broken}{CALL}");
         assert_eq!(at_every_cut(&chat(Some(false)), &text), Answer::new("", broken, &[("f", ARGUMENTS)]));
@@ -226,7 +262,7 @@ fn hostile_texts_take_no_more_than_their_length() {
         for thought in [None, Some(false), Some(true)] {
             let started = std::time::Instant::now();
             let answer = split(&chat(thought), &[&text]);
-            assert!(answer.calls.is_empty());
+            assert!(answer.calls.len() <= 1);
             assert!(started.elapsed().as_secs() < 10, "{piece:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Reasoning, content and tool calls apart, in the markup of Gemma 4.
 
 use super::Delta;
-use super::gemma_call::{CALL, CALL_END, Reader, Reading};
+use super::gemma_call::{CALL, CALL_END, PREFIX, Reader, Reading};
 use super::tools::{Tools, emit};
 
 const CHANNEL: &str = "<|channel>";
@@ -29,7 +29,7 @@ pub(super) struct Splitter {
     calls: usize,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 enum State {
     /// In content; `true` while whitespace is dropped.
     Content(bool),
@@ -39,14 +39,24 @@ enum State {
     Thought(bool),
     /// In a thought nobody asked for, searched for its end up to this place of the held text.
     Unasked(usize),
-    /// Behind `<|tool_call>`.
+    /// In what may be a call.
     Call {
-        /// Whitespace before the mark, which is content again if this is no call.
-        before: String,
+        inside: Inside,
+        /// Where the mark begins in the held text, and its length: none where the model left it out.
+        start: usize,
+        mark: usize,
         reader: Reader,
     },
     /// Behind a call, before its last mark.
     AfterCall,
+}
+
+/// What a call comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Inside {
+    Content,
+    Thought(bool),
+    Unasked,
 }
 
 impl Splitter {
@@ -78,8 +88,8 @@ impl Splitter {
         self.held.push_str(text);
         self.run(deltas);
         self.held.drain(..self.done);
-        if let State::Unasked(searched) = &mut self.state {
-            *searched -= self.done;
+        if let State::Unasked(place) | State::Call { start: place, .. } = &mut self.state {
+            *place -= self.done;
         }
         self.done = 0;
     }
@@ -113,7 +123,11 @@ impl Splitter {
     }
 
     pub(super) fn in_reasoning(&self) -> bool {
-        matches!(self.state, State::Thought(_) | State::Unasked(_))
+        match self.state {
+            State::Thought(_) | State::Unasked(_) => true,
+            State::Call { inside, .. } => inside != Inside::Content,
+            State::Content(_) | State::Header | State::AfterCall => false,
+        }
     }
 
     fn run(&mut self, deltas: &mut Vec<Delta>) {
@@ -137,8 +151,23 @@ impl Splitter {
     }
 
     fn content(&mut self, deltas: &mut Vec<Delta>) -> bool {
-        if matches!(self.state, State::Content(true)) {
-            self.done = self.held.len() - self.rest().trim_start().len();
+        let fresh = matches!(self.state, State::Content(true));
+        let text = self.rest().trim_start();
+        let start = self.held.len() - text.len();
+        if fresh {
+            self.done = start;
+        }
+        let text = &self.held[start..];
+        // Models leave out the mark behind a thought, which may be the prompt's, and behind a call.
+        if self.tools.is_some() && self.channels && (fresh || !self.answered) {
+            if text.starts_with(PREFIX) {
+                let inside = Inside::Content;
+                self.state = State::Call { inside, start, mark: 0, reader: Reader::of_tools() };
+                return true;
+            }
+            if PREFIX.starts_with(text) {
+                return false;
+            }
         }
         let marks = [
             Some(CHANNEL).filter(|_| self.channels),
@@ -155,20 +184,23 @@ impl Splitter {
             None if !self.channels && self.tools.is_none() => before,
             _ => before.trim_end(),
         };
-        let (shown, whitespace) = (shown.to_owned(), before[shown.len()..].to_owned());
+        let (shown, start) = (shown.to_owned(), self.done + at);
         self.show(&shown, deltas);
         if !shown.is_empty() {
             self.state = State::Content(false);
         }
-        let Some(mark) = mark else {
-            self.done += shown.len();
-            return false;
+        self.done += shown.len();
+        let Some(mark) = mark else { return false };
+        self.state = match mark {
+            CALL => {
+                let inside = Inside::Content;
+                State::Call { inside, start, mark: CALL.len(), reader: Reader::default() }
+            }
+            CHANNEL => State::Header,
+            _ => State::Content(!self.answered),
         };
-        self.done += at + mark.len();
-        match mark {
-            CHANNEL => self.state = State::Header,
-            CALL => self.state = State::Call { before: whitespace, reader: Reader::default() },
-            _ => self.state = State::Content(!self.answered),
+        if mark != CALL {
+            self.done = start + mark.len();
         }
         true
     }
@@ -198,46 +230,73 @@ impl Splitter {
 
     fn thought(&mut self, deltas: &mut Vec<Delta>) -> bool {
         let first = matches!(self.state, State::Thought(true));
-        let (mark, at) = find(self.rest(), [CHANNEL, CHANNEL_END].into_iter());
+        let marks = [Some(CHANNEL), Some(CHANNEL_END), Some(CALL).filter(|_| self.tools.is_some())];
+        let (mark, at) = find(self.rest(), marks.into_iter().flatten());
+        let start = self.done + at;
         let body = self.rest()[..at].trim_end().to_owned();
         let shown = self.think(&body, first, deltas);
-        if let Some(mark) = mark {
-            self.done += at + mark.len();
-            self.state = if mark == CHANNEL { State::Header } else { State::Content(true) };
-            return true;
-        }
         if shown {
             self.done += body.len();
             self.state = State::Thought(false);
         }
-        false
+        match mark {
+            None => return false,
+            Some(CALL) => {
+                let inside = Inside::Thought(first && !shown);
+                self.state = State::Call { inside, start, mark: CALL.len(), reader: Reader::of_tools() };
+                return true;
+            }
+            Some(CHANNEL) => self.state = State::Header,
+            Some(_) => self.state = State::Content(true),
+        }
+        self.done = start + mark.map_or(0, str::len);
+        true
     }
 
     fn unasked(&mut self, deltas: &mut Vec<Delta>) -> bool {
         let State::Unasked(searched) = self.state else { return false };
-        let (mark, at) = find(&self.held[searched..], [CHANNEL_END].into_iter());
-        let end = searched + at;
-        if mark.is_none() {
-            self.state = State::Unasked(end);
-            return false;
+        let marks = [Some(CHANNEL_END), Some(CALL).filter(|_| self.tools.is_some())];
+        let (mark, at) = find(&self.held[searched..], marks.into_iter().flatten());
+        let start = searched + at;
+        match mark {
+            None => {
+                self.state = State::Unasked(start);
+                return false;
+            }
+            Some(CALL) => {
+                let inside = Inside::Unasked;
+                self.state = State::Call { inside, start, mark: CALL.len(), reader: Reader::of_tools() };
+            }
+            Some(mark) => {
+                self.close_unasked(start, deltas);
+                self.done = start + mark.len();
+                self.state = State::Content(true);
+            }
         }
-        let body = self.held[self.done..end].trim_end().to_owned();
-        self.think(&body, true, deltas);
-        self.done = end + CHANNEL_END.len();
-        self.state = State::Content(true);
         true
     }
 
+    /// Shows a thought held back, which ends here.
+    fn close_unasked(&mut self, end: usize, deltas: &mut Vec<Delta>) {
+        let body = self.held[self.done..end].trim_end().to_owned();
+        self.think(&body, true, deltas);
+    }
+
     fn call(&mut self, deltas: &mut Vec<Delta>) -> bool {
-        let (Some(tools), State::Call { reader, .. }) = (&self.tools, &mut self.state) else {
+        let (Some(tools), State::Call { inside, start, mark, reader }) = (&self.tools, &mut self.state)
+        else {
             return false;
         };
-        match reader.read(tools, &self.held[self.done..]) {
+        let (inside, start, mark) = (*inside, *start, *mark);
+        match reader.read(tools, &self.held[start + mark..]) {
             Reading::Broken => self.reject(deltas),
             Reading::Complete { call, len } => {
+                if inside == Inside::Unasked {
+                    self.close_unasked(start, deltas);
+                }
                 call.announce(self.calls, deltas);
                 self.calls += 1;
-                self.done += len;
+                self.done = start + mark + len;
                 self.state = State::AfterCall;
             }
             Reading::Open => return false,
@@ -255,13 +314,27 @@ impl Splitter {
         true
     }
 
-    /// Makes the mark of what is no call content.
+    /// Makes the mark of what is no call a piece of what it comes in.
     fn reject(&mut self, deltas: &mut Vec<Delta>) {
-        if let State::Call { before, .. } = &self.state {
-            let text = format!("{before}{CALL}");
-            self.show(&text, deltas);
+        let State::Call { inside, start, mark, .. } = self.state else { return };
+        // Of a prefix without a mark at least one letter is decided, or the next step would find it again.
+        let end = start + if mark == 0 { 1 } else { mark };
+        let text = self.held[self.done..end].to_owned();
+        match inside {
+            Inside::Content => {
+                self.show(&text, deltas);
+                self.state = State::Content(false);
+            }
+            Inside::Thought(first) => {
+                self.think(&text, first, deltas);
+                self.state = State::Thought(false);
+            }
+            Inside::Unasked => {
+                self.state = State::Unasked(end);
+                return;
+            }
         }
-        self.state = State::Content(false);
+        self.done = end;
     }
 
     fn show(&mut self, text: &str, deltas: &mut Vec<Delta>) {

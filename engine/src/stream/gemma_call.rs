@@ -10,7 +10,8 @@ pub(super) const CALL: &str = "<|tool_call>";
 pub(super) const CALL_END: &str = "<tool_call|>";
 /// Begins and ends a string.
 const QUOTE: &str = "<|\"|>";
-const PREFIX: &str = "call:";
+/// Before the name of the function.
+pub(super) const PREFIX: &str = "call:";
 /// Bytes of a function's name.
 const MAX_NAME: usize = 256;
 /// Lists and objects in one another.
@@ -27,8 +28,12 @@ pub(super) enum Reading {
 }
 
 /// Reads `call:NAME{...}` from a growing text, looking at each byte once until the call is complete.
-#[derive(Debug, Clone, Default)]
+///
+/// Where [`CALL_END`] comes before the last braces, the call is taken to be complete: models forget them.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Reader {
+    /// Whether only functions among the tools are called.
+    of_tools: bool,
     /// Where the arguments begin, once that is known.
     arguments: Option<usize>,
     /// Up to where the arguments were read.
@@ -37,6 +42,8 @@ pub(super) struct Reader {
     inside: Inside,
     /// The last byte outside of strings that is not whitespace.
     last: u8,
+    /// Whether the last braces are missing.
+    unclosed: bool,
 }
 
 /// What the place is in to which a [`Reader`] has come.
@@ -51,29 +58,35 @@ enum Inside {
 }
 
 impl Reader {
+    /// A reader that takes nothing for a call but those of the request's tools.
+    pub(super) fn of_tools() -> Self {
+        Self { of_tools: true, ..Self::default() }
+    }
+
     /// Goes on reading `text`, which must be what it was at the last call, and more.
     pub(super) fn read(&mut self, tools: &Tools, text: &str) -> Reading {
+        self.try_read(tools, text).unwrap_or(Reading::Broken)
+    }
+
+    fn try_read(&mut self, tools: &Tools, text: &str) -> Result<Reading, Broken> {
         let begin = match self.arguments {
             Some(begin) => begin,
-            None => match name_end(text) {
-                Ok(Some(begin)) => {
-                    (self.arguments, self.at) = (Some(begin), begin);
-                    begin
+            None => {
+                let Some(begin) = name_end(text)? else { return Ok(Reading::Open) };
+                if self.of_tools && tools.parameters(name(text, begin)).is_none() {
+                    return Err(Broken);
                 }
-                Ok(None) => return Reading::Open,
-                Err(Broken) => return Reading::Broken,
-            },
-        };
-        match self.end(text.as_bytes()) {
-            Ok(Some(len)) => {
-                let name = text[..begin].trim_start()[PREFIX.len()..].trim();
-                match parse(tools, name, &text[begin..len]) {
-                    Some(call) => Reading::Complete { call, len },
-                    None => Reading::Broken,
-                }
+                (self.arguments, self.at) = (Some(begin), begin);
+                begin
             }
-            Ok(None) => Reading::Open,
-            Err(Broken) => Reading::Broken,
+        };
+        let Some(len) = self.end(text.as_bytes())? else { return Ok(Reading::Open) };
+        let mut parser = Parser { rest: &text[begin..len], unclosed: self.unclosed };
+        let name = name(text, begin);
+        let arguments = parser.object(tools.parameters(name)).ok_or(Broken)?;
+        match parser.rest.is_empty() {
+            true => Ok(Reading::Complete { call: Call { name: name.to_owned(), arguments }, len }),
+            false => Err(Broken),
         }
     }
 
@@ -106,8 +119,12 @@ impl Reader {
                         self.at += QUOTE.len();
                         continue;
                     }
-                    if begins(CALL) || begins(CALL_END) {
+                    if begins(CALL) {
                         return Err(Broken);
+                    }
+                    if begins(CALL_END) {
+                        self.unclosed = true;
+                        return Ok(Some(self.at));
                     }
                     if undecided(QUOTE) || undecided(CALL) || undecided(CALL_END) {
                         return Ok(None);
@@ -155,15 +172,16 @@ fn name_end(text: &str) -> Result<Option<usize>, Broken> {
     }
 }
 
-/// Reads the arguments of a call, an object.
-fn parse(tools: &Tools, name: &str, arguments: &str) -> Option<Call> {
-    let mut parser = Parser { rest: arguments };
-    let arguments = parser.object(tools.parameters(name))?;
-    parser.rest.is_empty().then(|| Call { name: name.to_owned(), arguments })
+/// The name before the arguments.
+fn name(text: &str, arguments: usize) -> &str {
+    text[..arguments].trim_start()[PREFIX.len()..].trim()
 }
 
+/// Reads the arguments of a call.
 struct Parser<'t> {
     rest: &'t str,
+    /// Whether the end of the text ends all lists and objects.
+    unclosed: bool,
 }
 
 impl<'t> Parser<'t> {
@@ -176,6 +194,10 @@ impl<'t> Parser<'t> {
         let after = self.rest.strip_prefix(mark);
         self.rest = after.unwrap_or(self.rest);
         after.is_some()
+    }
+
+    fn ends(&mut self, mark: &str) -> bool {
+        self.take(mark) || (self.unclosed && self.rest.is_empty())
     }
 
     /// A value as JSON, of the type its schema asks for where that can be.
@@ -192,7 +214,7 @@ impl<'t> Parser<'t> {
         if self.take("[") {
             let mut items = Vec::new();
             let schema = schema.and_then(|schema| schema.get("items"));
-            while !self.take("]") {
+            while !self.ends("]") {
                 items.push(self.value(schema)?);
                 self.separator(']')?;
             }
@@ -209,7 +231,7 @@ impl<'t> Parser<'t> {
         }
         let mut fields: Vec<String> = Vec::new();
         let mut places = HashMap::new();
-        while !self.take("}") {
+        while !self.ends("}") {
             let key = match self.string()? {
                 Some(key) => key,
                 None => self.bare(&[':', ',', '}', ']', '{', '['])?.to_owned(),
@@ -232,7 +254,8 @@ impl<'t> Parser<'t> {
     /// Takes the comma behind an element, unless the list or object ends.
     fn separator(&mut self, end: char) -> Option<()> {
         self.space();
-        (self.rest.starts_with(end) || self.take(",")).then_some(())
+        let ends = self.rest.starts_with(end) || (self.unclosed && self.rest.is_empty());
+        (ends || self.take(",")).then_some(())
     }
 
     /// A string, if one begins here.
@@ -253,7 +276,8 @@ impl<'t> Parser<'t> {
 
     /// What stands before one of `ends`, without marks.
     fn bare(&mut self, ends: &[char]) -> Option<&'t str> {
-        let (text, after) = self.rest.split_at(self.rest.find(ends)?);
+        let end = self.rest.find(ends).or(self.unclosed.then_some(self.rest.len()))?;
+        let (text, after) = self.rest.split_at(end);
         self.rest = after;
         let text = text.trim();
         (!text.is_empty() && !text.contains(QUOTE)).then_some(text)

@@ -7,19 +7,23 @@ use super::{Delta, Markup, Tools, gemma, qwen};
 /// Whatever the [`Markup`]:
 ///
 /// - Whitespace at both ends of reasoning, and before the content behind it, is dropped. If the text ends in reasoning, all
-///   of it is reasoning. A call inside reasoning is no call.
+///   of it is reasoning.
 /// - Whitespace before, between and behind calls is dropped. A call appears as a whole, once it is closed; its last tag may
 ///   be missing then. What begins like a call and is none is content, unchanged.
 /// - Pieces come as soon as they are decided. Joined, they do not depend on how the text was cut.
 ///
 /// [`Markup::Qwen`]: a `<think>` is reasoning only at the beginning, and ends at `</think>`. A call is `<tool_call>` with a
 /// `<function=NAME>` block of `<parameter=KEY>` values (as Qwen writes it), or with a JSON object of `name` and `arguments`
-/// (as Hermes does), then `</tool_call>`.
+/// (as Hermes does), then `</tool_call>`. A call inside reasoning is no call.
 ///
 /// [`Markup::Gemma`]: a channel may come anywhere, and its marks are never shown. The channel `thought`, or one without a name,
 /// is reasoning; a channel of another name is content, without the name. A call is `<|tool_call>call:NAME{...}<tool_call|>`
 /// with bare keys, strings between `<|"|>`, numbers, `true`, `false`, `null`, and lists and objects of these; only `<|"|>`
-/// ends a string. Strings and keys in JSON's quotes are taken, too.
+/// ends a string.
+///
+/// What Gemma models are known to get wrong is taken as it was meant: strings and keys in JSON's quotes; last braces missing
+/// before `<tool_call|>`; and, for functions among the tools, a call in a thought that was not closed, and a call without
+/// `<|tool_call>` at the beginning, behind a thought, or behind a call.
 #[derive(Debug, Clone)]
 pub struct Splitter {
     form: Form,
