@@ -40,6 +40,14 @@ fn encoded(projector: &Projector, picture: &Picture) -> Vec<f32> {
     out
 }
 
+/// Embeddings of a small picture, not resized.
+fn as_cut(projector: &Projector) -> Vec<f32> {
+    let patches = Patches::new(&gradient(96, 48), 16).unwrap();
+    let (tower, mut out) = (projector.tower().unwrap(), Vec::new());
+    tower.encode(&Serial, &patches, Precision::Exact, &mut Scratch::new(), &mut out).unwrap();
+    out
+}
+
 struct Oracle {
     picture: Picture,
     /// By transformers in f32, `[70, 256]`.
@@ -111,7 +119,7 @@ fn wrong_readings_are_far_from_transformers() {
 #[test]
 fn the_fast_tower_is_the_reference() {
     let projector = Projector::load(&bundled(), 256, Residence::Mapped).unwrap();
-    let picture = gradient(192, 96);
+    let picture = gradient(192, 48);
     let tower = projector.tower().unwrap();
     let patches = Patches::new(&picture, 16).unwrap();
     let expected = skep_vision::reference::encode(&tower, &patches).unwrap();
@@ -206,7 +214,7 @@ fn scalar(name: &str, value: f32) -> Tensor {
 #[test]
 fn a_projection_stored_the_other_way_round_gives_the_same() {
     let projector = Projector::load(&bundled(), 256, Residence::Mapped).unwrap();
-    let expected = encoded(&projector, &gradient(96, 96));
+    let expected = as_cut(&projector);
     let turned = Edited::new(
         "turned",
         |_| (),
@@ -221,42 +229,30 @@ fn a_projection_stored_the_other_way_round_gives_the_same() {
             }
         },
     );
-    assert!(encoded(&turned.load(256).unwrap(), &gradient(96, 96)) == expected);
+    assert!(as_cut(&turned.load(256).unwrap()) == expected);
 }
 
 #[test]
 fn bounds_of_linear_layers_bind() {
-    let picture = gradient(96, 96);
-    let plain = encoded(&Projector::load(&bundled(), 256, Residence::Mapped).unwrap(), &picture);
+    let plain = as_cut(&Projector::load(&bundled(), 256, Residence::Mapped).unwrap());
     let names =
         ["v.blk.0.attn_q", "v.blk.1.attn_v", "v.blk.2.ffn_up", "v.blk.3.ffn_down", "mm.input_projection"];
-    for (i, name) in names.into_iter().enumerate() {
-        for (side, bound) in [("input", 0.05), ("output", 0.05)] {
-            let wide = Edited::new(
-                &format!("wide-{i}-{side}"),
-                |_| (),
-                |tensors| {
-                    tensors.push(scalar(&format!("{name}.{side}_min"), -1e9));
-                    tensors.push(scalar(&format!("{name}.{side}_max"), 1e9));
-                },
-            );
-            assert!(encoded(&wide.load(256).unwrap(), &picture) == plain, "{name} {side}");
-            let tight = Edited::new(
-                &format!("tight-{i}-{side}"),
-                |_| (),
-                |tensors| {
-                    tensors.push(scalar(&format!("{name}.{side}_max"), bound));
-                },
-            );
-            let projector = tight.load(256).unwrap();
-            let patches = Patches::new(&picture, 16).unwrap();
-            let (tower, mut out) = (projector.tower().unwrap(), Vec::new());
-            let scratch = &mut Scratch::new();
-            tower.encode(&Serial, &patches, Precision::Exact, scratch, &mut out).unwrap();
-            let expected = skep_vision::reference::encode(&tower, &patches).unwrap();
-            assert!(mean_difference(&out, &expected) < 2e-5, "{name} {side}");
-            let resized = encoded(&projector, &picture);
-            assert!(mean_difference(&resized, &plain) > 1e-4, "{name} {side} does not bind");
+    for name in names {
+        for side in ["input", "output"] {
+            let bounded = |kind: &str, min: f32, max: f32| {
+                let change = |tensors: &mut Vec<Tensor>| {
+                    tensors.push(scalar(&format!("{name}.{side}_min"), min));
+                    tensors.push(scalar(&format!("{name}.{side}_max"), max));
+                };
+                let edited = Edited::new(&format!("{kind}-{name}-{side}"), |_| (), change);
+                edited.load(256).unwrap()
+            };
+            assert!(as_cut(&bounded("wide", -1e9, 1e9)) == plain, "{name} {side}");
+            let tight = bounded("tight", -0.1, 0.05);
+            let (embeddings, patches) = (as_cut(&tight), Patches::new(&gradient(96, 48), 16).unwrap());
+            let expected = skep_vision::reference::encode(&tight.tower().unwrap(), &patches).unwrap();
+            assert!(mean_difference(&embeddings, &expected) < 2e-5, "{name} {side}");
+            assert!(mean_difference(&embeddings, &plain) > 1e-4, "{name} {side} does not bind");
         }
     }
     let empty = Edited::new(
@@ -275,11 +271,10 @@ fn bounds_of_linear_layers_bind() {
 
 #[test]
 fn silu_only_where_the_file_says_so() {
-    let picture = gradient(96, 96);
-    let plain = encoded(&Projector::load(&bundled(), 256, Residence::Mapped).unwrap(), &picture);
+    let plain = as_cut(&Projector::load(&bundled(), 256, Residence::Mapped).unwrap());
     let with = |name: &str, key: &'static str, value: bool| {
         let edited = Edited::new(name, |writer| drop(writer.set(key, value)), |_| ());
-        encoded(&edited.load(256).unwrap(), &picture)
+        as_cut(&edited.load(256).unwrap())
     };
     assert!(with("gelu", "clip.use_gelu", true) == plain);
     assert!(with("no-silu", "clip.use_silu", false) == plain);
