@@ -57,6 +57,14 @@ fn thoughts_and_content() {
         // Text in the place of a name.
         (false, "<|channel>I plan<channel|>Answer", "I plan", "Answer"),
         (false, "<|channel>thoughts and more\n<channel|>Answer", "thoughts and more", "Answer"),
+        // Without the first mark.
+        (false, "thought\nplan\n<channel|>Answer", "plan", "Answer"),
+        (false, " thought<channel|>Answer", "", "Answer"),
+        (false, "<|channel>thought\na<channel|>thought\nb<channel|>Answer", "a\nb", "Answer"),
+        (false, "thought", "", "thought"),
+        (false, " thought experiments\n", "", " thought experiments\n"),
+        (false, "thoughts\n", "", "thoughts\n"),
+        (false, "A\nthought\nb", "", "A\nthought\nb"),
         // Other channels.
         (false, "<|channel>thought\nplan<channel|><|channel>final\nAnswer<channel|>", "plan", "Answer"),
         (false, "<|channel>response\nAnswer", "", "Answer"),

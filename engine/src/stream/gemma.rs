@@ -158,16 +158,27 @@ impl Splitter {
             self.done = start;
         }
         let text = &self.held[start..];
-        // Models leave out the mark behind a thought, which may be the prompt's, and behind a call.
-        if self.tools.is_some() && self.channels && (fresh || !self.answered) {
-            if text.starts_with(PREFIX) {
-                let inside = Inside::Content;
-                self.state = State::Call { inside, start, mark: 0, reader: Reader::of_tools() };
+        let begins = self.channels && (fresh || !self.answered);
+        // Models leave out the mark of a thought ...
+        if begins && let Some(after) = text.strip_prefix(THOUGHT) {
+            if after.starts_with('\n') || after.starts_with(CHANNEL_END) {
+                self.done = start;
+                self.state = State::Header;
                 return true;
             }
-            if PREFIX.starts_with(text) {
+            if CHANNEL_END.starts_with(after) {
                 return false;
             }
+        }
+        // ... and of a call, behind a thought, which may be the prompt's, and behind a call.
+        let calls = begins && self.tools.is_some();
+        if calls && text.starts_with(PREFIX) {
+            let inside = Inside::Content;
+            self.state = State::Call { inside, start, mark: 0, reader: Reader::of_tools() };
+            return true;
+        }
+        if (begins && THOUGHT.starts_with(text)) || (calls && PREFIX.starts_with(text)) {
+            return false;
         }
         let marks = [
             Some(CHANNEL).filter(|_| self.channels),

@@ -22,8 +22,8 @@ use super::{Delta, Markup, Tools, gemma, qwen};
 /// ends a string.
 ///
 /// What Gemma models are known to get wrong is taken as it was meant: strings and keys in JSON's quotes; last braces missing
-/// before `<tool_call|>`; and, for functions among the tools, a call in a thought that was not closed, and a call without
-/// `<|tool_call>` at the beginning, behind a thought, or behind a call.
+/// before `<tool_call|>`; for functions among the tools, a call in a thought that was not closed; and, at the beginning, behind
+/// a thought or behind a call, a thought without `<|channel>` and a call without `<|tool_call>`.
 #[derive(Debug, Clone)]
 pub struct Splitter {
     form: Form,
