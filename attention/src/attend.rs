@@ -490,7 +490,7 @@ mod tests {
             for (start, len) in [(0, 33), (599, 1), (520, 5), (80, 340), (411, 149)] {
                 let inside = |image: &&Range<usize>| image.start >= start && image.end <= start + len;
                 let together = whole[0].together.iter().filter(inside).cloned().collect::<vec::Vec<_>>();
-                if whole[0].together.len() > 0 && start == 599 {
+                if start == 599 && !whole[0].together.is_empty() {
                     continue;
                 }
                 let spans = [Span { tokens: 0..len, pages: &pages, start, together: &together }];

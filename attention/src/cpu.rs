@@ -125,14 +125,21 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Runs `$body` with `$isa` bound to the best instruction set of this processor.
+/// Runs `$body` with `$isa` bound to the best instruction set of this processor, or to what `SKEP_ISA` allows of it.
 macro_rules! with_isa {
     ($isa:ident => $body:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some($isa) = crate::cpu::Avx512::detect() {
+            let forced = skep_quant::Isa::forced();
+            let (scalar, avx2) = (Some(skep_quant::Isa::Scalar), Some(skep_quant::Isa::Avx2));
+            if forced != scalar
+                && forced != avx2
+                && let Some($isa) = crate::cpu::Avx512::detect()
+            {
                 $body
-            } else if let Some($isa) = crate::cpu::Avx2::detect() {
+            } else if forced != scalar
+                && let Some($isa) = crate::cpu::Avx2::detect()
+            {
                 $body
             } else {
                 let $isa = crate::cpu::Scalar;

@@ -142,9 +142,9 @@ fn an_image_is_never_cut() {
     let cache = KvCache::new(KvType::F32, 4, 8, 1, 4, 4).unwrap();
     let q = [0.5; 6 * 4];
     for (images, at) in [
-        (vec![1..3], Some((1, 10))),
-        (vec![14..17], Some((14, 10))),
-        (vec![11..11], Some((11, 10))),
+        (vec![1..3, 12..14], Some((1, 10))),
+        (vec![10..12, 14..17], Some((14, 12))),
+        (vec![11..11, 12..13], Some((11, 10))),
         (vec![10..13, 12..14], Some((12, 13))),
         (vec![10..13, 13..16], None),
     ] {

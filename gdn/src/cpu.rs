@@ -96,11 +96,12 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The best one this machine has and this shape fits.
+    /// The best one this machine has, this shape fits and `SKEP_ISA` allows.
     pub(crate) fn for_shape(shape: &Shape) -> Self {
         #[cfg(target_arch = "x86_64")]
         if shape.head_k_dim().is_multiple_of(8)
             && shape.head_v_dim().is_multiple_of(8)
+            && skep_quant::Isa::forced() != Some(skep_quant::Isa::Scalar)
             && let Some(kernels) = avx2::Avx2::detect()
         {
             return Self::Avx2(kernels);

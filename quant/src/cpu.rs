@@ -75,6 +75,13 @@ impl Isa {
         Kernels::detect().map(|kernels| kernels.isa)
     }
 
+    /// The instruction set that `SKEP_ISA` holds this process to, if it does: for crates that have kernels of their own
+    /// beside these.
+    pub fn forced() -> Option<Self> {
+        static FORCED: OnceLock<Option<Isa>> = OnceLock::new();
+        *FORCED.get_or_init(|| std::env::var_os("SKEP_ISA").and_then(|_| Self::detect().ok()))
+    }
+
     fn choose(wanted: Option<String>) -> Result<Self> {
         match wanted {
             Some(name) => match Self::ALL.iter().copied().find(|isa| isa.name() == name) {

@@ -37,10 +37,10 @@ pub(super) fn read<B: AsRef<[u8]>>(file: &Gguf<B>) -> Result<(Config, Vec<String
     }
     for (key, neutral) in [("image_mean", 0.0), ("image_std", 1.0)] {
         let key = format!("clip.vision.{key}");
-        if let Some(values) = file.array(&key)? {
-            if !values.f32s()?.all(|value| value == neutral) {
-                return Err(Error::model(format_args!("{key} is not {neutral}, as {KIND} has it")));
-            }
+        if let Some(values) = file.array(&key)?
+            && !values.f32s()?.all(|value| value == neutral)
+        {
+            return Err(Error::model(format_args!("{key} is not {neutral}, as {KIND} has it")));
         }
     }
     let keys = Keys { file, prefix: PREFIX };
