@@ -256,6 +256,12 @@ fn limits_are_kept() {
     let larger = data_url(&file("../models/vision/10-shape.png"));
     assert!(refused(&stage, &json!([part(&larger)])).contains("384x384"));
 
+    // Three pictures have room beside the body, a fourth never will.
+    let stage = seeing(|options| options.memory = 3 * 96 * 96 * 3 + 10_000);
+    assert_eq!(ask(&stage, &json!(vec![part(&url); 3])).status, 200);
+    assert_eq!(stage.count(), 1);
+    assert!(refused(&stage, &json!(vec![part(&url); 4])).contains("too many pixels"));
+
     let stage = seeing(|_| {});
     let many = json!(vec![part("data:image/png;base64,"); 100]);
     assert_eq!(ask(&stage, &many).status, 400);

@@ -204,7 +204,12 @@ impl Reader {
             let mut image = Image::new(self.decode(file, &place).await?);
             image.budget = budget;
             held.shrink(fetched);
-            if !held.grow(image.picture.rgb().len()) {
+            let bytes = image.picture.rgb().len();
+            if !held.fits(bytes) {
+                let message = format!("`{place}` is one image too many: together they have too many pixels");
+                return Err(ApiError::field(place, message));
+            }
+            if !held.grow(bytes) {
                 return Err(ApiError::no_room());
             }
             images.push(image);

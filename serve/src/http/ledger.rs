@@ -37,6 +37,11 @@ impl Held {
         grown
     }
 
+    /// Whether there would be room for this many more if nobody else held any.
+    pub(super) fn fits(&self, bytes: usize) -> bool {
+        self.bytes.checked_add(bytes).is_some_and(|sum| sum <= self.ledger.limit)
+    }
+
     /// Gives bytes back, as many as there are at most.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
@@ -61,6 +66,7 @@ mod tests {
         let (mut a, mut b) = (ledger.open(), ledger.open());
         assert!(a.grow(60) && b.grow(40));
         assert!(!a.grow(1) && !b.grow(usize::MAX));
+        assert!(a.fits(40) && !a.fits(41) && !a.fits(usize::MAX));
         a.shrink(10);
         assert!(b.grow(10) && !b.grow(1));
         drop(b);
