@@ -13,7 +13,7 @@ use crate::cpu::{BLOCK, Heads, Kernels};
 use crate::{ErrorKind, Patches, Result, math};
 
 /// Tokens whose inner layers are held at once: their products come from memory once per run.
-const RUN: usize = 10 * BLOCK;
+const RUN: usize = 12 * BLOCK;
 /// Rows of one chunk of the work between products.
 const ROWS: usize = 16;
 

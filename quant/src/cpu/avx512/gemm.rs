@@ -33,6 +33,15 @@ fn store(x: &mut [f32; WIDTH], v: __m512) {
     unsafe { _mm512_storeu_ps(x.as_mut_ptr(), v) };
 }
 
+/// Brings a line closer that the next tile will load.
+#[inline]
+#[target_feature(enable = "avx512f")]
+#[allow(unused_unsafe)] // Safe in newer compilers than the oldest supported.
+fn prefetch(x: *const f32) {
+    // SAFETY: a prefetch does not access memory architecturally, so any address will do.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(x.cast()) };
+}
+
 /// Decodes blocks to two planes.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn decode(ty: Type, bytes: &[u8], out: &mut [f32], stride: usize) {
@@ -84,6 +93,9 @@ fn step(w: &[f32], w_row: usize, x: &[f32], x_row: usize, sums: &mut [f32], fres
     let rows = row(0).zip(row(1)).zip(row(2)).zip(row(3)).zip(row(4)).zip(row(5)).zip(row(6)).zip(row(7));
     let tokens = token(0).zip(token(1)).zip(token(2));
     for ((((((((w0, w1), w2), w3), w4), w5), w6), w7), ((x0, x1), x2)) in rows.zip(tokens) {
+        for x in [x0, x1, x2] {
+            prefetch(x.as_ptr().wrapping_add(TOKENS * x_row));
+        }
         let x = [load(x0), load(x1), load(x2)];
         for (r, w) in [w0, w1, w2, w3, w4, w5, w6, w7].into_iter().enumerate() {
             let w = load(w);
