@@ -71,9 +71,19 @@ impl Projector {
         &self.warnings
     }
 
-    /// Rows of embeddings that a picture becomes.
+    /// Rows of embeddings that a picture becomes; an error if the tower has no positions for so long a one.
     pub(crate) fn soft_tokens(&self, picture: &Picture, budget: Budget) -> Result<usize> {
-        self.config.tiling.soft_tokens(picture.width(), picture.height(), budget).map_err(refused)
+        let tiling = self.config.tiling;
+        let (width, height) = (picture.width(), picture.height());
+        let (columns, rows) = tiling.fit(width, height, budget).map_err(refused)?;
+        let (side, positions) = (columns.max(rows) / tiling.patch(), self.tower()?.positions());
+        if side > positions {
+            let message = format!(
+                "a picture of {width}x{height} pixels takes {side} patches a side, but the tower has {positions} positions"
+            );
+            return Err(Error::new(ErrorKind::Request, message));
+        }
+        tiling.soft_tokens(width, height, budget).map_err(refused)
     }
 
     /// Floating-point operations of encoding a picture.

@@ -162,10 +162,13 @@ fn hostile_pictures_leave_the_server_as_it_was() {
     let url = data_url(&file("tests/pictures/long.png"));
     let long = |detail: &str| json!({"type": "image_url", "image_url": {"url": url, "detail": detail}});
     assert_eq!(ask(&json!([long("low"), question])).1, 305 - 280 + 70);
-    let body = json!({"messages": [{"role": "user", "content": [long("high"), question]}]});
-    let reply = HOST.chat(&body.to_string());
-    assert_eq!(reply.status, 400, "{}", reply.body);
-    assert!(reply.error()["message"].as_str().unwrap().contains("positions"), "{}", reply.body);
+    for stream in [false, true] {
+        let content = json!([long("high"), question]);
+        let body = json!({"messages": [{"role": "user", "content": content}], "stream": stream});
+        let reply = HOST.chat(&body.to_string());
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert!(reply.error()["message"].as_str().unwrap().contains("positions"), "{}", reply.body);
+    }
 }
 
 #[test]

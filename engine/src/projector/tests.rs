@@ -365,4 +365,7 @@ fn a_picture_too_long_for_the_tables_is_refused() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Request);
     assert!(error.to_string().ends_with("patches: the tower has 4 positions a side"), "{error}");
+    let early = projector.soft_tokens(&gradient(96, 96), budget).unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::Request);
+    assert!(early.to_string().ends_with("the tower has 4 positions"), "{early}");
 }
