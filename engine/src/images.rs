@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::projector::Projector;
 use crate::tokenizer::ImageMarkers;
 use skep_quant::{Parallel, Precision};
-use skep_vision::{Budget, Scratch};
+use skep_vision::{Budget, Patches, Scratch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -94,39 +94,67 @@ fn uneven(how: &str) -> Error {
 pub(crate) struct Encoder {
     images: Images,
     scratch: Scratch,
+    current: Option<Encoding>,
     recent: VecDeque<(Key, Arc<[f32]>)>,
     recent_bytes: usize,
 }
 
+/// An image between two stages of the tower.
+struct Encoding {
+    key: Key,
+    patches: Patches,
+    stage: usize,
+    rows: Vec<f32>,
+}
+
 impl Encoder {
     pub(crate) fn new(images: Images) -> Self {
-        Self { images, scratch: Scratch::new(), recent: VecDeque::new(), recent_bytes: 0 }
+        Self { images, scratch: Scratch::new(), current: None, recent: VecDeque::new(), recent_bytes: 0 }
     }
 
     pub(crate) fn images(&self) -> &Images {
         &self.images
     }
 
-    /// The rows of an image if they are at hand.
-    pub(crate) fn recall(&mut self, key: Key) -> Option<Arc<[f32]>> {
+    /// Comes nearer to the rows of an image, `[n_soft_tokens, hidden]`, by one stage of the tower; they are returned when they
+    /// are there. An image that was begun before and not ended is forgotten.
+    pub(crate) fn advance(
+        &mut self,
+        par: &dyn Parallel,
+        precision: Precision,
+        image: &Image,
+        key: Key,
+    ) -> Result<Option<Arc<[f32]>>> {
+        if let Some(rows) = self.recall(key) {
+            return Ok(Some(rows));
+        }
+        let projector = &self.images.projector;
+        let mut encoding = match self.current.take_if(|current| current.key == key) {
+            Some(encoding) => encoding,
+            None => {
+                let patches = projector.cut(par, &image.picture, key.budget)?;
+                Encoding { key, patches, stage: 0, rows: Vec::new() }
+            }
+        };
+        let Encoding { patches, stage, rows, .. } = &mut encoding;
+        let complete = projector.encode_stage(par, patches, precision, *stage, &mut self.scratch, rows)?;
+        *stage += 1;
+        if complete {
+            self.current = None;
+            return Ok(Some(self.keep(key, encoding.rows.into())));
+        }
+        self.current = Some(encoding);
+        Ok(None)
+    }
+
+    fn recall(&mut self, key: Key) -> Option<Arc<[f32]>> {
         let at = self.recent.iter().position(|(kept, _)| *kept == key)?;
         let (key, rows) = self.recent.remove(at)?;
         self.recent.push_back((key, Arc::clone(&rows)));
         Some(rows)
     }
 
-    /// The rows of an image, `[n_soft_tokens, hidden]`.
-    pub(crate) fn encode(
-        &mut self,
-        par: &dyn Parallel,
-        precision: Precision,
-        image: &Image,
-        key: Key,
-    ) -> Result<Arc<[f32]>> {
-        let mut rows = Vec::new();
-        let (projector, scratch) = (&self.images.projector, &mut self.scratch);
-        projector.encode(par, &image.picture, key.budget, precision, scratch, &mut rows)?;
-        let rows: Arc<[f32]> = rows.into();
+    fn keep(&mut self, key: Key, rows: Arc<[f32]>) -> Arc<[f32]> {
         self.recent_bytes += size_of_val(&*rows);
         self.recent.push_back((key, Arc::clone(&rows)));
         while self.recent_bytes > KEPT_BYTES
@@ -134,6 +162,6 @@ impl Encoder {
         {
             self.recent_bytes -= size_of_val(&*oldest);
         }
-        Ok(rows)
+        rows
     }
 }

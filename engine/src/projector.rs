@@ -11,7 +11,7 @@ use crate::keys::Keys;
 use crate::store::{self, Claims, Residence, Store};
 use skep_gguf::Gguf;
 use skep_quant::{Parallel, Precision};
-use skep_vision::{Budget, Config, Picture, Scratch, Tower};
+use skep_vision::{Budget, Config, Patches, Picture, Scratch, Tower};
 use std::path::Path;
 use weights::Weights;
 
@@ -93,6 +93,37 @@ impl Projector {
         Ok(self.tower()?.operations(width / tiling.patch(), height / tiling.patch()))
     }
 
+    /// The patches of a picture.
+    pub(crate) fn cut(&self, par: &dyn Parallel, picture: &Picture, budget: Budget) -> Result<Patches> {
+        self.config.tiling.cut(par, picture, budget).map_err(refused)
+    }
+
+    /// One stage of the encoding of a picture, the next of those before with the same `scratch`; says whether `out` is
+    /// complete: the embeddings, `[n_soft, hidden]`.
+    pub(crate) fn encode_stage(
+        &self,
+        par: &dyn Parallel,
+        patches: &Patches,
+        precision: Precision,
+        stage: usize,
+        scratch: &mut Scratch,
+        out: &mut Vec<f32>,
+    ) -> Result<bool> {
+        let tower = self.tower()?;
+        tower.encode_stage(par, patches, precision, stage, scratch, out).map_err(refused)?;
+        if stage + 1 < tower.stages() {
+            return Ok(false);
+        }
+        if out.iter().all(|x| x.is_finite()) {
+            Ok(true)
+        } else {
+            Err(Error::new(
+                ErrorKind::NotFinite,
+                "the embedding of a picture holds numbers that are not finite",
+            ))
+        }
+    }
+
     /// The embeddings of a picture, `[n_soft, hidden]`. They do not depend on what `scratch` was used for before.
     pub(crate) fn encode(
         &self,
@@ -103,16 +134,12 @@ impl Projector {
         scratch: &mut Scratch,
         out: &mut Vec<f32>,
     ) -> Result<()> {
-        let patches = self.config.tiling.cut(par, picture, budget).map_err(refused)?;
-        self.tower()?.encode(par, &patches, precision, scratch, out).map_err(refused)?;
-        if out.iter().all(|x| x.is_finite()) {
-            Ok(())
-        } else {
-            Err(Error::new(
-                ErrorKind::NotFinite,
-                "the embedding of a picture holds numbers that are not finite",
-            ))
+        let patches = self.cut(par, picture, budget)?;
+        let mut stage = 0;
+        while !self.encode_stage(par, &patches, precision, stage, scratch, out)? {
+            stage += 1;
         }
+        Ok(())
     }
 
     fn tower(&self) -> Result<Tower<'_>> {

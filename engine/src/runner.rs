@@ -247,17 +247,18 @@ impl Runner {
         let images = self.images().ok_or_else(blind)?;
         let placed =
             Placed { at: 0, len: images.soft_tokens(image)?, key: images.key(image), image: image.clone() };
-        self.rows_of(&placed)
+        loop {
+            if let Some(rows) = self.look(&placed)? {
+                return Ok(rows);
+            }
+        }
     }
 
-    /// The embeddings of an image of a prompt.
-    pub(crate) fn rows_of(&mut self, placed: &Placed) -> Result<Arc<[f32]>> {
+    /// Comes nearer to the embeddings of an image of a prompt, by one stage of the tower, and returns them when they are there.
+    pub(crate) fn look(&mut self, placed: &Placed) -> Result<Option<Arc<[f32]>>> {
         let encoder = self.encoder.as_mut().ok_or_else(blind)?;
-        if let Some(rows) = encoder.recall(placed.key) {
-            return Ok(rows);
-        }
         let precision = self.precision;
-        self.pool.enter(|scope| encoder.encode(&Team(scope), precision, &placed.image, placed.key))
+        self.pool.enter(|scope| encoder.advance(&Team(scope), precision, &placed.image, placed.key))
     }
 
     /// Opens an empty sequence, with cleared state.

@@ -56,6 +56,7 @@ fn halves(left: [u8; 3], right: [u8; 3]) -> Image {
 
 const RED: [u8; 3] = [255, 0, 0];
 const BLUE: [u8; 3] = [0, 0, 255];
+const YELLOW: [u8; 3] = [255, 255, 0];
 
 fn user(parts: Vec<Part>) -> Message {
     let mut message = Message::text(Role::User, "");
@@ -134,6 +135,23 @@ fn pictures_are_seen_alone_and_in_company() {
     for ((_, events), expected) in running {
         assert_eq!(answer(&events).0, expected);
     }
+}
+
+#[test]
+fn other_answers_go_on_while_a_picture_is_encoded() {
+    let mut long = request(vec![Message::text(Role::User, "What is 3 times 6?")]);
+    (long.ignore_eos, long.max_tokens) = (true, Some(400));
+    let (sender, running) = mpsc::channel();
+    ENGINE.submit(long, Box::new(Channel(sender))).unwrap();
+    running.recv().unwrap();
+    // It decodes now. The tower takes five stages, and a token of the running answer comes behind each.
+    let parts = vec![Part::Image(halves(YELLOW, BLUE)), text("Describe the image.")];
+    running.try_iter().for_each(drop);
+    let (_, seen) = submit(&ENGINE, vec![user(parts)]).unwrap();
+    seen.recv().unwrap();
+    let meanwhile = running.try_iter().count();
+    answer(&seen);
+    assert!(meanwhile >= 5, "{meanwhile} pieces of the other answer came while the picture was encoded");
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn step(runner: &mut Runner, active: &mut Vec<Active>, logits: &mut Vec<f32>) {
     if let Some(index) = prefilling {
         match active[index].look(runner) {
             Ok(true) => {}
-            // The other answers go on before the next image.
+            // The other answers go on meanwhile.
             Ok(false) => prefilling = None,
             Err(error) => {
                 active[index].conclude(Outcome::Failed(error));
@@ -195,12 +195,12 @@ impl Active {
             ..images.partition_point(|image| image.at < next.end)
     }
 
-    /// Encodes an image of the next piece if one is missing, and says whether all are there.
+    /// Comes nearer to the images of the next piece, and says whether all are there.
     fn look(&mut self, runner: &mut Runner) -> Result<bool> {
         let images = self.in_next();
         for index in images.clone() {
             if self.rows[index].is_none() {
-                self.rows[index] = Some(runner.rows_of(&self.job.images[index])?);
+                self.rows[index] = runner.look(&self.job.images[index])?;
                 break;
             }
         }

@@ -34,6 +34,8 @@ pub struct Scratch {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    /// The stage that comes next.
+    stage: usize,
 }
 
 impl Scratch {
@@ -74,16 +76,66 @@ impl Tower<'_> {
         scratch: &mut Scratch,
         out: &mut Vec<f32>,
     ) -> Result<()> {
+        for stage in 0..self.stages() {
+            self.stage(kernels, par, patches, precision, stage, scratch, out)?;
+        }
+        Ok(())
+    }
+
+    /// How many stages [`encode_stage`](Self::encode_stage) cuts the work into: one for each block, and one behind them.
+    #[must_use]
+    pub fn stages(&self) -> usize {
+        self.weights.blocks.len() + 1
+    }
+
+    /// One stage of [`encode`](Self::encode), for callers with other work between them. `out` is complete after the last.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    ///
+    /// # Panics
+    /// When `stage` is neither 0 nor the one behind the last stage that `scratch` was used for, or the picture is not that
+    /// of the stages before.
+    pub fn encode_stage(
+        &self,
+        par: &dyn Parallel,
+        patches: &Patches,
+        precision: Precision,
+        stage: usize,
+        scratch: &mut Scratch,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        let kernels = Kernels::detect().map_err(|error| ErrorKind::Isa(error.to_string()))?;
+        self.stage(&kernels, par, patches, precision, stage, scratch, out)
+    }
+
+    fn stage(
+        &self,
+        kernels: &Kernels,
+        par: &dyn Parallel,
+        patches: &Patches,
+        precision: Precision,
+        stage: usize,
+        scratch: &mut Scratch,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
         let n_soft = self.check(patches)?;
         let n = patches.columns() * patches.rows();
+        let fits = stage == scratch.stage && scratch.h.len() == n * self.config.hidden;
+        assert!(stage == 0 || fits, "stage {stage} of another picture, or out of turn");
+        scratch.stage = stage + 1;
         let mut pass =
             Pass { tower: self, kernels, par, precision, n, turns: Turns::new(self, patches), scratch };
-        pass.embed(patches);
-        for block in &self.weights.blocks {
-            pass.attention(block);
-            pass.feed_forward(block);
+        if stage == 0 {
+            pass.embed(patches);
         }
-        pass.project(patches, n_soft, out);
+        match self.weights.blocks.get(stage) {
+            Some(block) => {
+                pass.attention(block);
+                pass.feed_forward(block);
+            }
+            None => pass.project(patches, n_soft, out),
+        }
         Ok(())
     }
 }

@@ -221,6 +221,17 @@ fn results_do_not_depend_on_company() {
 }
 
 #[test]
+#[should_panic(expected = "stage 1 of another picture, or out of turn")]
+fn stages_follow_each_other() {
+    let owned = Owned::new(96, 2, 40, 2, 2);
+    let tower = owned.tower();
+    let (mut scratch, mut out) = (Scratch::new(), Vec::new());
+    for (stage, patches) in [(0, owned.patches(2, 2)), (1, owned.patches(8, 14))] {
+        tower.encode_stage(&Serial, &patches, Precision::Fast, stage, &mut scratch, &mut out).unwrap();
+    }
+}
+
+#[test]
 fn grids_that_do_not_fit_are_refused() {
     let owned = Owned::new(72, 1, 50, 4, 3);
     let tower = owned.tower();
