@@ -2,6 +2,7 @@
 
 use crate::shell::{Result, cargo, run as shell, target};
 use crate::{features, nostd};
+use std::path::PathBuf;
 use std::time::Instant;
 
 type Step = fn() -> Result;
@@ -78,6 +79,24 @@ fn loom() -> Result {
     shell(cargo(args).env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target().join("loom")))
 }
 
+/// Every member packed and built against the packed others.
+///
+/// Cargo unpacks them once per version under its home and would build against those of an earlier run.
 fn package() -> Result {
+    for unpacked in unpacked_members() {
+        std::fs::remove_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
+    }
     shell(&mut cargo(["publish", "--workspace", "--dry-run", "--allow-dirty", "--locked"]))
+}
+
+/// Folders of this workspace's crates among the unpacked sources of all registries.
+fn unpacked_members() -> Vec<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let Some(home) = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))) else { return Vec::new() };
+    let inside = |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    inside(home.join("registry/src"))
+        .flat_map(|registry| inside(registry.path()))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("skep-"))
+        .map(|entry| entry.path())
+        .collect()
 }
