@@ -3,7 +3,7 @@ use std::io;
 /// What this crate's fallible functions return.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// A failed request to the machine: threads or memory that it would not give.
+/// A failed request to the machine: threads, memory or work that it would not give or do.
 ///
 /// [`kind`](Error::kind) says what was asked for and carries the numbers; the operating system's own reason, where it
 /// gave one, is the [`source`](core::error::Error::source).
@@ -61,6 +61,81 @@ pub enum ErrorKind {
         /// The largest pool allowed.
         max: usize,
     },
+    /// There is no driver, or none that can be used.
+    #[cfg(feature = "gpu")]
+    #[error("no {driver} device: {detail}")]
+    #[non_exhaustive]
+    NoDriver {
+        /// `cuda`, `hip`, `emulated`, or the compiler of one of them.
+        driver: &'static str,
+        /// What was looked for and what came of it.
+        detail: String,
+    },
+    /// A call of a driver failed.
+    #[cfg(feature = "gpu")]
+    #[error("{call} on {device} failed: {name} ({code}){}", colon(.detail))]
+    #[non_exhaustive]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The device, by driver and name.
+        device: String,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for the code.
+        name: String,
+        /// What the call was about; may be empty.
+        detail: String,
+    },
+    /// Device memory could not be had.
+    #[cfg(feature = "gpu")]
+    #[error("cannot allocate {bytes} bytes on {device} ({free} bytes free)")]
+    #[non_exhaustive]
+    DeviceMemory {
+        /// The device, by driver and name.
+        device: String,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes free at that moment.
+        free: u64,
+    },
+    /// Pinned host memory could not be had.
+    #[cfg(feature = "gpu")]
+    #[error("cannot pin {bytes} bytes of host memory: {detail}")]
+    #[non_exhaustive]
+    HostMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The driver's reason.
+        detail: String,
+    },
+    /// Kernels could not be compiled or found.
+    #[cfg(feature = "gpu")]
+    #[error("kernels {unit} for {target}: {detail}")]
+    #[non_exhaustive]
+    Compile {
+        /// The name of the source.
+        unit: String,
+        /// The architecture.
+        target: String,
+        /// The compiler's words.
+        detail: String,
+    },
+    /// A kernel is not what it was declared to be, or broke a rule of the kernel language while it ran.
+    #[cfg(feature = "gpu")]
+    #[error("kernel {kernel}: {detail}")]
+    #[non_exhaustive]
+    Kernel {
+        /// The kernel's name.
+        kernel: String,
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+#[cfg(feature = "gpu")]
+fn colon(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(": {detail}") }
 }
 
 fn have(available: Option<u64>) -> String {

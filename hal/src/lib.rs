@@ -5,6 +5,8 @@ pub mod buffer;
 mod cgroup;
 pub mod cpu;
 mod error;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 pub mod memory;
 pub mod pool;
 mod system;
