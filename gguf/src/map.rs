@@ -78,6 +78,32 @@ impl Map {
     }
 }
 
+impl Map {
+    /// Gives the memory of `len` bytes from `offset` back to the operating system, which reads them from the file again when
+    /// they are touched. Pages that lie only partly in the range stay. The system may refuse; nothing but memory depends on
+    /// it.
+    ///
+    /// # Errors
+    /// The system cannot follow, or the range is not inside the file.
+    pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
+        let end = offset.checked_add(len).filter(|&end| end <= self.0.len());
+        let end = end.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the range is not inside the file"))?;
+        // Larger than the pages of any system here; what lies at the rims is little.
+        const PAGE: usize = 64 << 10;
+        let (start, end) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
+        if start >= end {
+            return Ok(());
+        }
+        // SAFETY: pages of a read-only map of a file hold nothing that is not in the file.
+        #[cfg(unix)]
+        return unsafe {
+            self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+        };
+        #[cfg(not(unix))]
+        Ok(())
+    }
+}
+
 impl AsRef<[u8]> for Map {
     fn as_ref(&self) -> &[u8] {
         &self.0

@@ -183,7 +183,9 @@ fn captured_work_is_done_at_launch_and_only_then() {
         count[0]
     };
     let graph = stream
-        .capture(|| (0..3).try_for_each(|_| launch(&kernel, &stream, 1, &Args::new().view(counter.view()))))
+        .capture::<skep_hal::Error>(|| {
+            (0..3).try_for_each(|_| launch(&kernel, &stream, 1, &Args::new().view(counter.view())))
+        })
         .unwrap();
     assert_eq!(read(), 0);
     for times in 1..=3 {
@@ -197,12 +199,12 @@ fn captured_work_is_done_at_launch_and_only_then() {
 fn capture_has_rules_and_ends_well() {
     let device = device(32, Order::Forward);
     let stream = Stream::new(&device).unwrap();
-    let failed = stream.capture(|| Memory::new(&device, 16).map(drop)).unwrap_err();
+    let failed = stream.capture::<skep_hal::Error>(|| Memory::new(&device, 16).map(drop)).unwrap_err();
     assert_eq!(
         failed.to_string(),
         "alloc on emulated failed: refused (1): not allowed while a stream is captured"
     );
-    stream.capture(|| stream.synchronize()).unwrap_err();
+    stream.capture::<skep_hal::Error>(|| stream.synchronize()).unwrap_err();
     stream.synchronize().unwrap();
     Memory::new(&device, 16).unwrap();
 }

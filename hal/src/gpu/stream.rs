@@ -1,5 +1,5 @@
 use super::{Device, EventHandle, GraphHandle, StreamHandle};
-use crate::Result;
+use crate::{Error, Result};
 
 /// An order of work on a device: what is enqueued is done one after the other, later than the call.
 #[derive(Debug)]
@@ -52,22 +52,19 @@ impl Stream {
     ///
     /// # Errors
     /// The error of `f`, or what the driver says; the stream does work again afterwards.
-    pub fn capture(&self, f: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    pub fn capture<E: From<Error>>(
+        &self,
+        f: impl FnOnce() -> core::result::Result<(), E>,
+    ) -> core::result::Result<Graph, E> {
         let driver = self.device.driver();
         // SAFETY: the handle is ours and lives.
         unsafe { driver.capture_begin(self.handle) }?;
         let done = f();
         // SAFETY: as above.
         let graph = unsafe { driver.capture_end(self.handle) };
-        match (done, graph) {
-            (Ok(()), graph) => Ok(Graph { device: self.device.clone(), handle: graph? }),
-            (Err(error), graph) => {
-                if let Ok(handle) = graph {
-                    drop(Graph { device: self.device.clone(), handle });
-                }
-                Err(error)
-            }
-        }
+        let graph = graph.map(|handle| Graph { device: self.device.clone(), handle });
+        done?;
+        Ok(graph?)
     }
 }
 
