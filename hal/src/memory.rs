@@ -92,18 +92,10 @@ mod tests {
     }
 
     #[test]
-    fn resident_memory_follows_what_is_touched() {
+    fn resident_memory_is_read_where_the_system_says_it() {
         let tree =
             Tree::new(&[("proc/self/status", "Name:\tskep\nVmHWM:\t    1616 kB\nVmRSS:\t    1500 kB\n")]);
         assert_eq!(status(&tree.system(), "VmRSS"), Some(1500 << 10));
         assert_eq!(status(&tree.system(), "VmHWM"), Some(1616 << 10));
-
-        if let Some(before) = resident() {
-            let touched = core::hint::black_box(vec![1_u8; 64 << 20]);
-            let after = resident().expect("was there a moment ago");
-            assert!(after >= before + (48 << 20), "{before} -> {after}");
-            assert!(peak_resident().expect("beside the other") >= after);
-            drop(touched);
-        }
     }
 }
