@@ -21,6 +21,8 @@ mod types;
 mod activations;
 #[cfg(feature = "std")]
 pub mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 #[cfg(feature = "std")]
 mod matmul;
 #[cfg(feature = "std")]

@@ -12,10 +12,7 @@ pub fn devices() -> Vec<Device> {
     match env::var("SKEP_TEST_DEVICE").as_deref() {
         Err(_) | Ok("emulated") => [(32, Order::Forward), (64, Order::Reverse), (32, Order::Random(7))]
             .map(|(wave, order)| {
-                let mut options = Options::default();
-                options.wave = wave;
-                options.order = order;
-                emulated::open(&options).expect("the emulated device")
+                emulated::open(&Options { wave, order, ..Options::default() }).expect("the emulated device")
             })
             .into(),
         Ok(other) => panic!("SKEP_TEST_DEVICE={other} is no device"),

@@ -1,0 +1,185 @@
+// Operations on rows of activations, each of which can leave the rows quantised for the products that follow.
+
+#define QUANT_ROW_THREADS 256
+
+// A row of numbers in three forms; null pointers are forms that nobody asked for.
+struct QuantOut {
+    // As they are.
+    float *x;
+    // Codes of 8 bits and, for every 32 of them, their scale and scale times sum.
+    i8 *q;
+    f32x2 *s;
+    // f16 after a division by the row's `scale`, a power of two that keeps every number in range.
+    u16 *h;
+    float *scale;
+};
+
+// Writes the number v at `at`; 32 neighbouring lanes hold a unit. All lanes of a wave come here, those that are not `there`
+// for company.
+DEVICE void quant_write_unit(const QuantOut &out, u64 at, float v, bool there) {
+    if (out.q) {
+        // A maximum drops NaN, so that numbers that are not finite are looked for by themselves.
+        const float odd = group_max<32>(abs_(v) <= 3.4028235e38f ? 0.0f : 1.0f);
+        const float most = group_max<32>(abs_(v));
+        const float inverse = 127.0f / most;
+        // A scale that overflows belongs to numbers too small to count.
+        const bool zero = !(abs_(inverse) <= 3.4028235e38f);
+        const i32 code = odd > 0.0f || zero ? 0 : (i32)round_(v * inverse);
+        const float d = odd > 0.0f ? from_bits(0x7fc00000u) : zero ? 0.0f : most / 127.0f;
+        const i32 sum = group_sum<32>(code);
+        if (there) {
+            out.q[at] = (i8)code;
+            if (lane() % 32 == 0) out.s[at / 32] = f32x2{d, d * (float)sum};
+        }
+    }
+    if (there && out.x) out.x[at] = v;
+}
+
+// The power of two that numbers up to `most` are divided by to lie below 2^15 and not far below it.
+DEVICE float quant_half_scale(float most) {
+    const u32 exponent = bits(most) >> 23;
+    return most > 0.0f ? from_bits((exponent > 15 ? exponent - 14 : 1) << 23) : 1.0f;
+}
+
+// Writes a row of `cols` numbers that the threads of the block hold: thread t has numbers t, t + THREADS, ...
+template <u32 MOST, u32 THREADS>
+DEVICE void quant_write_row(const QuantOut &out, u64 index, u32 cols, const float *held, float *scratch) {
+    const u64 start = index * cols;
+    float most = 0.0f;
+    UNROLL for (u32 k = 0; k < MOST; k++)
+        if (k * THREADS < cols) {
+            const u32 i = k * THREADS + thread_index();
+            quant_write_unit(out, start + i, i < cols ? held[k] : 0.0f, i < cols);
+            if (i < cols) most = max_(most, abs_(held[k]));
+        }
+    if (!out.h) return;
+    const float by = quant_half_scale(block_max<THREADS>(most, scratch));
+    const float inverse = 1.0f / by;
+    UNROLL for (u32 k = 0; k < MOST; k++) {
+        const u32 i = k * THREADS + thread_index();
+        if (i < cols) out.h[start + i] = f2h(held[k] * inverse);
+    }
+    if (thread_index() == 0) out.scale[index] = by;
+}
+
+// Longest row of these kernels, in numbers per thread.
+#define QUANT_ROW_MOST 48
+
+// Row by row: x += delta, where there is a delta; then RMS normalisation with weights, where there are any. `norm` is 0 for
+// rows that are only quantised.
+KERNEL(quant_norm, QUANT_ROW_THREADS)
+(float *x, const float *delta, const float *weight, float eps, u32 norm, u32 cols, float *out, i8 *q, f32x2 *s, u16 *h,
+ float *scale) {
+    SHARED(float, scratch, QUANT_ROW_THREADS / 32);
+    const u64 start = (u64)block_x() * cols;
+    float held[QUANT_ROW_MOST];
+    float sum = 0.0f;
+    UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
+        const u32 i = k * QUANT_ROW_THREADS + thread_index();
+        if (i < cols) {
+            held[k] = x[start + i];
+            if (delta) {
+                held[k] += delta[start + i];
+                x[start + i] = held[k];
+            }
+            sum = fma_(held[k], held[k], sum);
+        }
+    }
+    if (norm) {
+        sum = block_sum<QUANT_ROW_THREADS>(sum, scratch);
+        const float by = 1.0f / sqrt_(sum / (float)cols + eps);
+        UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
+            const u32 i = k * QUANT_ROW_THREADS + thread_index();
+            if (i < cols) held[k] = held[k] * by * (weight ? weight[i] : 1.0f);
+        }
+    }
+    quant_write_row<QUANT_ROW_MOST, QUANT_ROW_THREADS>(QuantOut{out, q, s, h, scale}, block_x(), cols, held, scratch);
+}
+EXPORT(quant_norm)
+
+// Row by row: activation(gate) * up.
+KERNEL(quant_gated, QUANT_ROW_THREADS)
+(const float *gate, const float *up, u32 gelu, u32 cols, u32 up_stride, float *out, i8 *q, f32x2 *s, u16 *h,
+ float *scale) {
+    SHARED(float, scratch, QUANT_ROW_THREADS / 32);
+    const u64 start = (u64)block_x() * cols, up_start = (u64)block_x() * up_stride;
+    float held[QUANT_ROW_MOST];
+    UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
+        const u32 i = k * QUANT_ROW_THREADS + thread_index();
+        if (i < cols) {
+            const float g = gate[start + i];
+            held[k] = (gelu ? gelu_(g) : silu_(g)) * up[up_start + i];
+        }
+    }
+    quant_write_row<QUANT_ROW_MOST, QUANT_ROW_THREADS>(QuantOut{out, q, s, h, scale}, block_x(), cols, held, scratch);
+}
+EXPORT(quant_gated)
+
+// out[i] = scale * row ids[i] of the table.
+template <u32 TYPE>
+DEVICE void quant_embed_row(const u8 *table, u32 rows, u32 id, float scale, u32 cols, float *out) {
+    // A row outside of the table becomes NaN, which no later step hides.
+    const u8 *row = table + (u64)min_u32(id, rows - 1) * quant_stride(TYPE, cols);
+    const float by = id < rows ? scale : from_bits(0x7fc00000u);
+    if (quant_is_float(TYPE)) {
+        for (u32 i = thread_index(); i < cols; i += QUANT_ROW_THREADS) out[i] = by * quant_float<TYPE>(row, i);
+    } else {
+        const u32 nb = cols / 32;
+        for (u32 unit = thread_index(); unit < nb; unit += QUANT_ROW_THREADS) {
+            const QuantUnit u = quant_unpack<TYPE>(quant_load<TYPE>(row, nb, unit));
+            UNROLL for (u32 i = 0; i < 32; i++) out[32 * unit + i] = by * quant_weight<TYPE>(u, i);
+        }
+    }
+}
+
+KERNEL(quant_embed, QUANT_ROW_THREADS)
+(const u8 *table, u32 type, u32 rows, const u32 *ids, float scale, u32 cols, float *out) {
+    QUANT_SWITCH(type, quant_embed_row, table, rows, ids[block_x()], scale, cols, out + (u64)block_x() * cols)
+}
+EXPORT(quant_embed)
+
+// x = (x + by * delta) * scale, where `by` is 1 or the sigmoid of the row's gate.
+KERNEL(quant_add, QUANT_ROW_THREADS)(float *x, const float *delta, const float *gates, float scale, u32 cols, u32 n) {
+    const u64 i = (u64)block_x() * QUANT_ROW_THREADS + thread_index();
+    if (i < (u64)n * cols) {
+        const float by = gates ? sigmoid_(gates[i / cols]) : 1.0f;
+        x[i] = fma_(by, delta[i], x[i]) * scale;
+    }
+}
+EXPORT(quant_add)
+
+// x = cap * tanh(x / cap)
+KERNEL(quant_softcap, QUANT_ROW_THREADS)(float *x, float cap, u32 n) {
+    const u32 i = block_x() * QUANT_ROW_THREADS + thread_index();
+    if (i < n) x[i] = cap * tanh_(x[i] / cap);
+}
+EXPORT(quant_softcap)
+
+// The index of the largest number of every row, the lowest of equals; a row without numbers gives the largest index there is.
+KERNEL(quant_argmax, QUANT_ROW_THREADS)(const float *logits, u32 cols, u64 *best) {
+    // Blocks of a row keep the greatest of (order of the number, order of the index).
+    u64 most = 0;
+    const float *row = logits + (u64)block_y() * cols;
+    for (u32 i = block_x() * 4096 + thread_index(); i < min_u32(cols, block_x() * 4096 + 4096); i += QUANT_ROW_THREADS) {
+        const float v = row[i];
+        if (v == v) {
+            // Bits of floats in the order of the numbers; -0 counts as 0.
+            const u32 u = bits(v == 0.0f ? 0.0f : v);
+            const u32 ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
+            const u64 key = (u64)ordered << 32 | (0xffffffffu - i);
+            most = key > most ? key : most;
+        }
+    }
+    if (most) atomic_max(best + block_y(), most);
+}
+EXPORT(quant_argmax)
+
+KERNEL(quant_argmax_ids, 64)(u64 *best, u32 n, u32 *ids) {
+    const u32 i = thread_index();
+    if (i < n) {
+        ids[i] = best[i] ? 0xffffffffu - (u32)best[i] : 0xffffffffu;
+        // Ready for the next step.
+        best[i] = 0;
+    }
+}
+EXPORT(quant_argmax_ids)
