@@ -20,6 +20,8 @@ mod buffer;
 mod cpu;
 mod error;
 mod form;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod math;
 #[cfg(feature = "std")]
 mod mix;

@@ -11,12 +11,15 @@ mod layout;
 mod matrix;
 
 pub use acts::Acts;
-pub use kernels::{Gate, Kernels, MOST_COLS, Product, SOURCE};
+pub use kernels::{Gate, Kernels, MOST_COLS, Product, SOURCE, outputs};
 pub use layout::{pack, stride, unpack};
 pub use matrix::{Matrix, MatrixView};
 
 /// Device code that decodes weights, for sources of other crates: it stands before theirs.
 pub const BLOCKS: &str = include_str!("../kernels/blocks.gpu.h");
 
-/// Device code of rows of activations and of tiles of products, for sources of other crates: after [`BLOCKS`].
+/// Device code that writes rows of activations in the forms that products take, for sources of other crates.
+pub const ROWS: &str = include_str!("../kernels/rows.gpu.h");
+
+/// Device code of tiles of products, for sources of other crates: after [`BLOCKS`].
 pub const TILES: &str = include_str!("../kernels/tiles.gpu.h");

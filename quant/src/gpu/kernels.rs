@@ -1,4 +1,4 @@
-use super::{Acts, BLOCKS, MatrixView, TILES};
+use super::{Acts, BLOCKS, MatrixView, ROWS, TILES};
 use crate::Type;
 use skep_hal::Result;
 use skep_hal::gpu::{Arch, Args, Device, Entry, Kernel, Source, Stream, View};
@@ -16,7 +16,8 @@ pub const SOURCE: Source = Source {
     name: "quant",
     parts: &[
         BLOCKS,
-        include_str!("../../kernels/rows.gpu.h"),
+        ROWS,
+        include_str!("../../kernels/row_kernels.gpu.h"),
         include_str!("../../kernels/matvec.gpu.h"),
         TILES,
         include_str!("../../kernels/products.gpu.h"),
@@ -406,8 +407,12 @@ impl Kernels {
     }
 }
 
-/// Adds the outputs of a kernel of rows: the forms that products of `n` rows take.
-fn outputs(args: Args, n: usize, cols: usize, out: Option<View<'_>>, acts: Option<&Acts>) -> Args {
+/// Adds the five arguments of a `QuantOut` ([`ROWS`]) to those of a kernel that writes `n` rows of `cols` numbers: to `out`, or to
+/// `acts` in the forms that products of `n` rows take.
+///
+/// # Panics
+/// If the rows do not fit, `cols` is not a multiple of 32 up to [`MOST_COLS`], or both or none are given.
+pub fn outputs(args: Args, n: usize, cols: usize, out: Option<View<'_>>, acts: Option<&Acts>) -> Args {
     assert!(
         cols.is_multiple_of(32) && cols <= MOST_COLS,
         "rows of {cols} numbers, not a multiple of 32 up to {MOST_COLS}"
