@@ -5,7 +5,9 @@
     doc = "An expert slot cache as a pure state machine."
 )]
 #![no_std]
-#![forbid(unsafe_code)]
+// Kernels are launched by unsafe calls, in `gpu` and nowhere else.
+#![cfg_attr(not(feature = "gpu"), forbid(unsafe_code))]
+#![cfg_attr(feature = "gpu", deny(unsafe_code))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(clippy::std_instead_of_core, clippy::std_instead_of_alloc, clippy::alloc_instead_of_core)]
 
@@ -18,6 +20,10 @@ mod cache;
 #[cfg_attr(docsrs, doc(cfg(feature = "cpu")))]
 pub mod cpu;
 mod error;
+#[cfg(feature = "gpu")]
+#[cfg_attr(docsrs, doc(cfg(feature = "gpu")))]
+#[allow(unsafe_code)]
+pub mod gpu;
 #[cfg(any(feature = "std", feature = "libm"))]
 mod math;
 pub mod policy;

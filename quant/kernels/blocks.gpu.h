@@ -191,3 +191,52 @@ template <u32 TYPE> DEVICE float quant_float(const u8 *row, u32 i) {
     case QUANT_Q5_K: name<QUANT_Q5_K>(__VA_ARGS__); break;      \
     case QUANT_Q6_K: name<QUANT_Q6_K>(__VA_ARGS__); break;      \
     }
+
+// The units of a row that fall to a lane: part, part + step, ...
+struct QuantShare {
+    u32 part, step;
+};
+
+// Sums over the units of a row that fall to this lane. Two units at a time, so that their loads are under way together.
+template <u32 TYPE, u32 N>
+DEVICE void quant_row_sums(const u8 *row, u32 cols, QuantShare share, const i8 *q, const f32x2 *s, const float *x,
+                           u32 n, float *sums) {
+    if (quant_is_float(TYPE)) {
+        // Pieces of 16 bytes.
+        constexpr u32 PIECE = TYPE == QUANT_F32 ? 4 : 8;
+        for (u32 piece = share.part; piece < cols / PIECE; piece += share.step) {
+            const u32x4 raw = stream16(row + 16 * piece);
+            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+            UNROLL for (u32 t = 0; t < N; t++) {
+                const float *at = x + (u64)min_u32(t, n - 1) * cols + PIECE * piece;
+                UNROLL for (u32 i = 0; i < PIECE; i++) {
+                    const float weight = TYPE == QUANT_F32   ? from_bits(words[i % 4])
+                                         : TYPE == QUANT_F16 ? h2f((u16)(words[i / 2] >> (16 * (i % 2))))
+                                                             : bf2f((u16)(words[i / 2] >> (16 * (i % 2))));
+                    sums[t] = fma_(weight, at[i], sums[t]);
+                }
+            }
+        }
+    } else {
+        const u32 nb = cols / 32;
+        u32 unit = share.part;
+        for (; unit + share.step < nb; unit += 2 * share.step) {
+            const QuantRaw<TYPE> a = quant_load<TYPE>(row, nb, unit), b = quant_load<TYPE>(row, nb, unit + share.step);
+            const QuantUnit first = quant_unpack<TYPE>(a), second = quant_unpack<TYPE>(b);
+            UNROLL for (u32 t = 0; t < N; t++) {
+                const u64 token = min_u32(t, n - 1);
+                const i8 *qt = q + token * cols;
+                const f32x2 *st = s + token * nb;
+                sums[t] += quant_dot<TYPE>(first, quant_load_acts(qt, st, unit));
+                sums[t] += quant_dot<TYPE>(second, quant_load_acts(qt, st, unit + share.step));
+            }
+        }
+        if (unit < nb) {
+            const QuantUnit last = quant_unpack<TYPE>(quant_load<TYPE>(row, nb, unit));
+            UNROLL for (u32 t = 0; t < N; t++) {
+                const u64 token = min_u32(t, n - 1);
+                sums[t] += quant_dot<TYPE>(last, quant_load_acts(q + token * cols, s + token * nb, unit));
+            }
+        }
+    }
+}

@@ -32,6 +32,22 @@ template <> struct QuantTileUnit<QUANT_F16> {
         UNROLL for (u32 j = 0; j < 4; j++) ((u32x4 *)to)[j] = raw[j];
     }
 };
+template <> struct QuantTileUnit<QUANT_F32> {
+    u32x4 raw[4];
+    DEVICE void load(const u8 *row, u32, u32 unit) {
+        UNROLL for (u32 j = 0; j < 4; j++) {
+            u32 words[4];
+            UNROLL for (u32 k = 0; k < 4; k++) {
+                const float *at = (const float *)row + 32 * unit + 8 * j + 2 * k;
+                words[k] = (u32)f2h(at[0]) | (u32)f2h(at[1]) << 16;
+            }
+            raw[j] = u32x4{words[0], words[1], words[2], words[3]};
+        }
+    }
+    DEVICE void store(u16 *to) const {
+        UNROLL for (u32 j = 0; j < 4; j++) ((u32x4 *)to)[j] = raw[j];
+    }
+};
 DEVICE u32 quant_bf_pair(u32 pair) { return (u32)f2h(bf2f((u16)pair)) | (u32)f2h(bf2f((u16)(pair >> 16))) << 16; }
 template <> struct QuantTileUnit<QUANT_BF16> {
     u32x4 raw[4];
