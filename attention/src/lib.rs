@@ -27,6 +27,8 @@ pub mod reference;
 mod attend;
 #[cfg(feature = "std")]
 mod cpu;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 #[cfg(feature = "std")]
 mod prepare;
 #[cfg(feature = "std")]

@@ -115,6 +115,12 @@ impl Rope {
         2 * self.freqs.len()
     }
 
+    /// Radians per position of each pair, and the axis it follows (0 time, 1 height, 2 width).
+    #[cfg(feature = "gpu")]
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (f64, u32)> {
+        self.freqs.iter().zip(&self.axes).map(|(&freq, &axis)| (freq, axis as u32))
+    }
+
     /// Rotates one head in place.
     ///
     /// # Panics
