@@ -1,8 +1,12 @@
 //! The routed experts of a layer, as files hold them.
 
 use crate::error::{Error, Result};
+use crate::gpu::{Context, Loader};
 use crate::store::{Claims, Store, Weight};
+use skep_hal::gpu::View;
 use skep_moe_cache::cpu::{self, Activation};
+use skep_moe_cache::gpu::{DeviceExperts, DeviceRoutes, DeviceScratch};
+use skep_quant::gpu::{Acts, Gate};
 
 /// The routed experts of one layer: `[experts, rows, cols]` stacks.
 pub(crate) struct ExpertWeights {
@@ -50,6 +54,24 @@ impl ExpertWeights {
         banks.map(|bank| bank.bytes() / experts.max(1) as u64 * used as u64).sum()
     }
 
+    /// The experts on a device.
+    pub(crate) fn load(&self, loader: &mut Loader<'_>, activation: Activation) -> Result<DeviceFeedForward> {
+        let gate_up = match &self.gate_up {
+            GateUp::Fused(both) => skep_moe_cache::gpu::GateUp::Fused(loader.matrix(both)?),
+            GateUp::Split { gate, up } => {
+                skep_moe_cache::gpu::GateUp::Split { gate: loader.matrix(gate)?, up: loader.matrix(up)? }
+            }
+        };
+        let gate = match activation {
+            Activation::Silu => Gate::Silu,
+            Activation::GeluTanh => Gate::Gelu,
+            other => {
+                return Err(Error::model(format_args!("experts with {other:?} have no kernels on devices")));
+            }
+        };
+        Ok(DeviceFeedForward { experts: DeviceExperts::new(gate_up, loader.matrix(&self.down)?, gate) })
+    }
+
     /// The experts where their weights lie.
     pub(crate) fn open<'s>(&self, store: &'s Store, activation: Activation) -> Result<cpu::Experts<'s>> {
         let down = store.bank(&self.down)?;
@@ -60,5 +82,26 @@ impl ExpertWeights {
             }
         }
         .map_err(Error::model)
+    }
+}
+
+/// The routed experts of one layer on a device.
+pub(crate) struct DeviceFeedForward {
+    experts: DeviceExperts,
+}
+
+impl DeviceFeedForward {
+    /// Adds the weighted results of the routes of `n` rows to `out`, f32 `[n, hidden]`.
+    pub(crate) fn add(
+        &self,
+        gpu: &Context,
+        acts: &Acts,
+        routes: &DeviceRoutes,
+        n: usize,
+        scratch: &DeviceScratch,
+        out: View<'_>,
+    ) -> Result<()> {
+        let (stream, quant) = (&gpu.stream, &gpu.quant);
+        Ok(gpu.moe.experts(stream, quant, &self.experts, None, acts, routes, n, scratch, out, true)?)
     }
 }

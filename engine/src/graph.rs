@@ -1,11 +1,12 @@
 //! What the graphs of all architectures share: the trait they fill, and the operations between the fused ones.
 
 use crate::batch::{Batch, Piece, Want};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::Context;
 use crate::inspect::Inspection;
 use crate::memory::{Layout, Memory};
 use crate::store::{Store, Weight};
-use skep_attention::Position;
+use skep_attention::{KvType, Position};
 use skep_quant::{Activations, Forms, Parallel, Precision, Product, decode, for_each_chunk_mut, matmul, vec};
 use std::ops::Range;
 
@@ -19,6 +20,30 @@ pub(crate) trait Graph: Send {
 
     /// The logits of the last step.
     fn logits(&self) -> &[f32];
+
+    /// The same model on a device, which keeps the weights, keys, values and states; `progress` is told the bytes of every
+    /// piece that has been sent.
+    fn onto(
+        self: Box<Self>,
+        _gpu: &Context,
+        _store: &Store,
+        _par: &dyn Parallel,
+        _room: Room,
+        _progress: &mut dyn FnMut(u64),
+    ) -> Result<Box<dyn Graph>> {
+        Err(Error::new(ErrorKind::Device, "models of this architecture run on the CPU only"))
+    }
+}
+
+/// What a model on a device makes room for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Sequences that can be open at once.
+    pub(crate) sequences: usize,
+    /// Tokens of each.
+    pub(crate) context: usize,
+    /// Type of the KV cache.
+    pub(crate) kv: KvType,
 }
 
 /// What was read of a model: its facts, its graph, and which tensors of the file the graph uses.

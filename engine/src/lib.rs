@@ -7,6 +7,7 @@ mod engine;
 mod error;
 mod experts;
 mod gemma4;
+mod gpu;
 mod graph;
 mod images;
 mod inspect;
@@ -25,6 +26,7 @@ pub use engine::{
     Engine, EngineOptions, Event, FinishReason, Prompt, Request, Sink, Submitted, Timings, ToolChoice, Usage,
 };
 pub use error::{Error, ErrorKind, Result};
+pub use gpu::DeviceKind;
 pub use inspect::{Inspection, LayerKind, inspect};
 pub use projector::ImageEncoder;
 pub use runner::{LoadOptions, ModelInfo, Progress, Runner};

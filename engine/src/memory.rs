@@ -30,6 +30,15 @@ pub(crate) struct KvShape {
     pub(crate) dim: usize,
 }
 
+/// Where keys, values and states are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// Here, in `caches` and `states`.
+    Host(KvType),
+    /// With the graph, on its device: only the page numbers are kept here.
+    Device,
+}
+
 /// The memory of all sequences of a runner.
 pub(crate) struct Memory {
     /// Layers that see every earlier token.
@@ -41,9 +50,12 @@ pub(crate) struct Memory {
     context: usize,
 }
 
-/// Caches of several layers that share page numbers.
+/// Pages that the caches of several layers have in common.
 pub(crate) struct Pool {
+    /// One per layer; none where the device keeps them.
     pub(crate) caches: Vec<KvCache>,
+    /// Pages in all; 0 if there are no layers of this kind.
+    pages: usize,
     free: Vec<u32>,
 }
 
@@ -54,6 +66,7 @@ pub(crate) struct Sequence {
     pub(crate) pages: Vec<u32>,
     /// As `pages`, but entries that the window has left behind are [`Self::LEFT`].
     pub(crate) window_pages: Vec<u32>,
+    /// One per recurrent layer; none where the device keeps them.
     pub(crate) states: Vec<State>,
 }
 
@@ -67,6 +80,16 @@ impl Layout {
     pub(crate) fn window_bytes(&self, kv: KvType, context: usize) -> u64 {
         let tokens = (self.window_pages(context) * PAGE) as u64;
         tokens * self.sliding.iter().map(|shape| shape.bytes(kv)).sum::<u64>()
+    }
+
+    /// Pages of the layers that see everything, for `sequences` sequences.
+    pub(crate) fn full_pool(&self, sequences: usize, context: usize) -> usize {
+        if self.full.is_empty() { 0 } else { sequences * context.div_ceil(PAGE) }
+    }
+
+    /// Pages of the layers that see a window, for `sequences` sequences.
+    pub(crate) fn sliding_pool(&self, sequences: usize, context: usize) -> usize {
+        sequences * self.window_pages(context)
     }
 
     /// Most pages that the window of one sequence takes at once.
@@ -93,21 +116,23 @@ impl KvShape {
 
 impl Memory {
     /// Memory for `sequences` sequences of up to `context` tokens each.
-    pub(crate) fn new(layout: &Layout, kv: KvType, sequences: usize, context: usize) -> Result<Self> {
-        let pages = sequences * context.div_ceil(PAGE);
-        let window_pages = sequences * layout.window_pages(context);
+    pub(crate) fn new(layout: &Layout, storage: Storage, sequences: usize, context: usize) -> Result<Self> {
+        let states = || match storage {
+            Storage::Host(_) => layout.recurrent.iter().map(State::new).collect(),
+            Storage::Device => Vec::new(),
+        };
         let list = (0..sequences)
             .map(|_| Sequence {
                 open: false,
                 len: 0,
                 pages: Vec::new(),
                 window_pages: Vec::new(),
-                states: layout.recurrent.iter().map(State::new).collect(),
+                states: states(),
             })
             .collect();
         Ok(Self {
-            full: Pool::new(&layout.full, kv, pages)?,
-            sliding: Pool::new(&layout.sliding, kv, window_pages)?,
+            full: Pool::new(&layout.full, storage, layout.full_pool(sequences, context))?,
+            sliding: Pool::new(&layout.sliding, storage, layout.sliding_pool(sequences, context))?,
             window: layout.window,
             sequences: list,
             context,
@@ -145,6 +170,11 @@ impl Memory {
         &self.sequences[id.0]
     }
 
+    /// The sequence in a slot, open or not.
+    pub(crate) fn slot(&self, slot: usize) -> &Sequence {
+        &self.sequences[slot]
+    }
+
     pub(crate) fn sequences_mut(&mut self) -> &mut [Sequence] {
         &mut self.sequences
     }
@@ -170,12 +200,12 @@ impl Memory {
                 format!("{len} tokens do not fit the context of {}", self.context),
             ));
         }
-        let slides = !self.sliding.caches.is_empty();
+        let slides = self.sliding.pages > 0;
         if slides && tokens > PIECE {
             let message = format!("a piece of {tokens} tokens is longer than the {PIECE} that fit one step");
             return Err(Error::new(ErrorKind::Request, message));
         }
-        if !self.full.caches.is_empty() {
+        if self.full.pages > 0 {
             self.full.grow(&mut sequence.pages, len)?;
         }
         if slides {
@@ -193,13 +223,18 @@ impl Memory {
 }
 
 impl Pool {
-    fn new(shapes: &[KvShape], kv: KvType, pages: usize) -> Result<Self> {
-        let cache = |shape: &KvShape| {
-            KvCache::new(kv, pages, PAGE, shape.heads, shape.dim, shape.dim)
-                .map_err(|error| Error::new(ErrorKind::Device, format!("kv cache: {error}")))
+    fn new(shapes: &[KvShape], storage: Storage, pages: usize) -> Result<Self> {
+        let caches = match storage {
+            Storage::Device => Vec::new(),
+            Storage::Host(kv) => {
+                let cache = |shape: &KvShape| {
+                    KvCache::new(kv, pages, PAGE, shape.heads, shape.dim, shape.dim)
+                        .map_err(|error| Error::new(ErrorKind::Device, format!("kv cache: {error}")))
+                };
+                shapes.iter().map(cache).collect::<Result<_>>()?
+            }
         };
-        let caches = shapes.iter().map(cache).collect::<Result<_>>()?;
-        Ok(Self { caches, free: (0..pages as u32).rev().collect() })
+        Ok(Self { caches, pages, free: (0..pages as u32).rev().collect() })
     }
 
     /// Lengthens a page table to hold `len` tokens.
@@ -227,7 +262,7 @@ mod tests {
 
     fn sliding(window: usize, sequences: usize, context: usize) -> Memory {
         let layout = Layout { full: vec![SHAPE], sliding: vec![SHAPE; 2], window, recurrent: Vec::new() };
-        Memory::new(&layout, KvType::F16, sequences, context).unwrap()
+        Memory::new(&layout, Storage::Host(KvType::F16), sequences, context).unwrap()
     }
 
     #[test]
@@ -267,7 +302,7 @@ mod tests {
         let error = memory.reserve(id, PIECE + 1).unwrap_err();
         assert_eq!(error.to_string(), "a piece of 2049 tokens is longer than the 2048 that fit one step");
         let layout = Layout { full: vec![SHAPE], ..Layout::default() };
-        let mut memory = Memory::new(&layout, KvType::F16, 1, 10_000).unwrap();
+        let mut memory = Memory::new(&layout, Storage::Host(KvType::F16), 1, 10_000).unwrap();
         let id = memory.open().unwrap();
         memory.reserve(id, 10_000).unwrap();
     }

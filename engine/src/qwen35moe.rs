@@ -4,6 +4,7 @@
 //! Mixture-of-Experts feed-forward with one shared expert. Weights, head order and norms are used as the file stores them.
 
 mod config;
+mod device;
 mod graph;
 mod weights;
 

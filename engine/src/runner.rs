@@ -1,16 +1,19 @@
 use crate::batch::{Batch, SequenceId};
 use crate::chat::{Image, Template};
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Facts, Graph, Reading, Step};
+use crate::gpu::{self, Context, DeviceKind};
+use crate::graph::{Facts, Graph, Reading, Room, Step};
 use crate::images::{Encoder, Images, Placed};
 use crate::inspect;
-use crate::memory::{Layout, Memory};
+use crate::memory::{Layout, Memory, Storage};
 use crate::projector::Projector;
 use crate::sampler::Sampling;
-use crate::store::{self, Residence, Store};
+use crate::store::{self, Part, Residence, Store};
 use crate::tokenizer::Tokenizer;
 use skep_attention::KvType;
+use skep_gguf::Gguf;
 use skep_hal::cpu::Cpu;
+use skep_hal::gpu::Device;
 use skep_hal::{Pool, Scope};
 use skep_quant::{Isa, Parallel, Precision};
 use skep_vision::Budget;
@@ -32,8 +35,10 @@ pub struct LoadOptions {
     pub sequences: usize,
     /// Type of the KV cache.
     pub kv: KvType,
-    /// Where the weights live.
+    /// Where the weights live, on the CPU.
     pub residence: Residence,
+    /// What the model runs on.
+    pub device: DeviceKind,
     /// The projector beside the model (`mmproj`), which turns pictures into soft tokens.
     pub projector: Option<PathBuf>,
     /// Soft tokens that an image may take where it does not say so itself.
@@ -49,6 +54,7 @@ impl Default for LoadOptions {
             sequences: 1,
             kv: KvType::F16,
             residence: Residence::Auto,
+            device: DeviceKind::Cpu,
             projector: None,
             budget: Budget::default(),
         }
@@ -92,8 +98,10 @@ pub struct ModelInfo {
     pub draft_bytes: u64,
     /// Threads of the CPU pool.
     pub threads: usize,
-    /// Instruction set of the kernels.
+    /// Instruction set of the CPU's kernels.
     pub isa: String,
+    /// What the model runs on: `cpu`, or a driver and the name of its device.
+    pub device: String,
     /// The budget of images in soft tokens; none where the model takes no images.
     pub images: Option<Budget>,
     /// Bytes of the projector's file, 0 without one.
@@ -159,13 +167,40 @@ impl Runner {
         }
         let sequences = options.sequences.max(1);
         let layout = graph.layout();
-        let context = context(&facts, &layout, options, sequences)?;
         let pool = Pool::new(options.threads.unwrap_or_else(|| Cpu::detect().default_threads()))?;
-        let memory = Memory::new(&layout, options.kv, sequences, context)?;
         let file_bytes = file.file_bytes();
-        let store = Store::new(file, &used, options.residence, &mut |done_bytes, total_bytes| {
-            progress(Progress::Loading { done_bytes, total_bytes });
-        })?;
+        let mut progress = |done_bytes, total_bytes| progress(Progress::Loading { done_bytes, total_bytes });
+        let (device, reason) = device(options, &file, &used)?;
+        warnings.extend(reason);
+        let (device, context, memory, store, graph) = match device {
+            None => {
+                let available = skep_hal::memory::Memory::detect().available;
+                let context = context(&facts, &layout, options, sequences, available)?;
+                let memory = Memory::new(&layout, Storage::Host(options.kv), sequences, context)?;
+                let store = Store::new(file, &used, options.residence, &mut progress)?;
+                ("cpu".to_owned(), context, memory, store, graph)
+            }
+            Some(device) => {
+                let driver = device.driver();
+                let name = format!("{} {}", driver.name(), driver.device_name());
+                let free = driver.memory()?.free.saturating_sub(store::bytes(&file, &used));
+                let context = context(&facts, &layout, options, sequences, Some(free))?;
+                let memory = Memory::new(&layout, Storage::Device, sequences, context)?;
+                let store = Store::new(file, &used, Residence::Mapped, &mut progress)?;
+                let total = store.bytes_of(&used);
+                let gpu = Context::new(device)?;
+                let graph = pool.enter(|scope| {
+                    let mut done = 0;
+                    let mut tick = |bytes| {
+                        done += bytes;
+                        progress(done, total);
+                    };
+                    let room = Room { sequences, context, kv: options.kv };
+                    graph.onto(&gpu, &store, &Team(scope), room, &mut tick)
+                })?;
+                (name, context, memory, store, graph)
+            }
+        };
         let info = ModelInfo {
             name,
             architecture,
@@ -178,6 +213,7 @@ impl Runner {
             draft_bytes: facts.inspection.draft_bytes,
             threads: pool.threads(),
             isa: isa.name().to_owned(),
+            device,
             images: encoder.as_ref().map(|encoder| encoder.images().budget()),
             projector_bytes: encoder.as_ref().map_or(0, |encoder| encoder.images().projector().file_bytes()),
             warnings,
@@ -330,6 +366,32 @@ impl Runner {
     }
 }
 
+/// The device to run on, `None` for the CPU; and why it is not what was hoped for.
+fn device(
+    options: &LoadOptions,
+    file: &Gguf<Part>,
+    used: &[bool],
+) -> Result<(Option<Device>, Option<String>)> {
+    let Some(device) = gpu::open(options.device)? else { return Ok((None, None)) };
+    let weights = store::bytes(file, used);
+    let free = device.driver().memory()?.free;
+    let name = device.driver().device_name();
+    let refusal = if options.precision == Precision::Exact {
+        Some(format!("{name} computes with quantised weights only: exact arithmetic needs the CPU"))
+    } else if weights > free {
+        Some(format!("the weights take {weights} bytes, but {name} has {free} bytes free"))
+    } else {
+        None
+    };
+    match refusal {
+        None => Ok((Some(device), None)),
+        Some(reason) if options.device == DeviceKind::Auto => {
+            Ok((None, Some(format!("running on the CPU: {reason}"))))
+        }
+        Some(reason) => Err(Error::new(ErrorKind::Device, reason)),
+    }
+}
+
 /// The projector beside a model.
 fn images(path: &Path, facts: &Facts, tokenizer: &Tokenizer, options: &LoadOptions) -> Result<Images> {
     let refused = |message: &str| Error::model(format_args!("{}: {message}", path.display()));
@@ -349,7 +411,13 @@ pub(crate) fn blind() -> Error {
 }
 
 /// The context of each sequence: as asked, or what the model allows within a quarter of the available memory.
-fn context(facts: &Facts, layout: &Layout, options: &LoadOptions, sequences: usize) -> Result<usize> {
+fn context(
+    facts: &Facts,
+    layout: &Layout,
+    options: &LoadOptions,
+    sequences: usize,
+    available: Option<u64>,
+) -> Result<usize> {
     if let Some(context) = options.context {
         if context == 0 || context > facts.context {
             let message =
@@ -361,9 +429,7 @@ fn context(facts: &Facts, layout: &Layout, options: &LoadOptions, sequences: usi
     const FLOOR: usize = 4096;
     let windows = layout.window_bytes(options.kv, facts.context) * sequences as u64;
     let per_token = layout.bytes_per_token(options.kv).max(1) * sequences as u64;
-    let affordable = skep_hal::memory::Memory::detect()
-        .available
-        .map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(windows) / per_token);
+    let affordable = available.map_or(u64::MAX, |bytes| (bytes / 4).saturating_sub(windows) / per_token);
     Ok(usize::try_from(affordable).unwrap_or(usize::MAX).max(FLOOR).min(facts.context))
 }
 

@@ -228,6 +228,11 @@ pub(crate) fn open(path: &Path) -> Result<Gguf<Part>> {
     Ok(skep_gguf::open_with(path, part)?)
 }
 
+/// Bytes of the tensors marked in `used`.
+pub(crate) fn bytes(file: &Gguf<Part>, used: &[bool]) -> u64 {
+    file.tensors().iter().zip(used).filter(|(_, used)| **used).map(|(info, _)| info.n_bytes()).sum()
+}
+
 /// The bytes of the claimed tensors.
 pub(crate) struct Store {
     file: Gguf<Part>,
@@ -268,6 +273,11 @@ impl Store {
         Ok(Self { file, copied })
     }
 
+    /// Bytes of the tensors marked in `used`.
+    pub(crate) fn bytes_of(&self, used: &[bool]) -> u64 {
+        bytes(&self.file, used)
+    }
+
     /// A dense weight.
     pub(crate) fn matrix(&self, weight: &Weight) -> Matrix<'_> {
         let row = weight.row_bytes();
@@ -275,6 +285,22 @@ impl Store {
         let bytes = &self.bytes(weight.tensor)[start..start + weight.rows * row];
         Matrix::new(weight.ty, weight.rows, weight.cols, bytes)
             .expect("shapes were checked when the tensor was claimed")
+    }
+
+    /// All bytes of a weight or stack.
+    pub(crate) fn weight_bytes(&self, weight: &Weight) -> &[u8] {
+        let start = weight.first_row * weight.row_bytes();
+        &self.bytes(weight.tensor)[start..start + weight.bytes() as usize]
+    }
+
+    /// Gives back the memory of a weight that has been copied elsewhere; the file still has it.
+    pub(crate) fn release(&self, weight: &Weight) {
+        let info = &self.file.tensors()[weight.tensor];
+        if let (None, Some(part)) = (&self.copied, self.file.part(info.part())) {
+            let start = info.offset() as usize + weight.first_row * weight.row_bytes();
+            // What the system does not take back costs memory, and nothing else.
+            let _ = part.map.release(start, weight.bytes() as usize);
+        }
     }
 
     /// A stack of experts.

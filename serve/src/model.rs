@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use skep_engine::{Budget, KvType, LoadOptions, Precision, Progress, Runner, Sampling};
+use skep_engine::{Budget, DeviceKind, KvType, LoadOptions, Precision, Progress, Runner, Sampling};
 
 use crate::failure::Failure;
 use crate::sibling;
@@ -62,15 +62,6 @@ pub(crate) enum Kv {
 impl ModelArgs {
     /// Checks what can be checked without reading the file.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let name = match self.device {
-            Device::Auto | Device::Cpu => None,
-            Device::Cuda => Some("cuda"),
-            Device::Hip => Some("hip"),
-            Device::Emulated => Some("emulated"),
-        };
-        if let Some(name) = name {
-            return Err(Failure::other(format!("this build has no device `{name}`; it runs on `cpu`")));
-        }
         for file in [&self.model].into_iter().chain(&self.mmproj) {
             if let Err(error) = std::fs::metadata(file) {
                 let path = std::path::absolute(file).unwrap_or_else(|_| file.clone());
@@ -124,6 +115,13 @@ impl ModelArgs {
             Some(Kv::F32) => KvType::F32,
             None if self.exact => KvType::F32,
             None => KvType::F16,
+        };
+        options.device = match self.device {
+            Device::Auto => DeviceKind::Auto,
+            Device::Cpu => DeviceKind::Cpu,
+            Device::Cuda => DeviceKind::Cuda,
+            Device::Hip => DeviceKind::Hip,
+            Device::Emulated => DeviceKind::Emulated,
         };
         options.budget = self.image_tokens;
         options.projector = self.mmproj.clone();

@@ -2,13 +2,15 @@ use super::weights::{Layer, SharedExpert};
 use super::{Config, Mixer, Weights};
 use crate::batch::Batch;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graph::{Graph, HeadBuffers, Step, add, norm_rows, positions, resize, rows_of};
+use crate::gpu::{Context, Loader};
+use crate::graph::{Graph, HeadBuffers, Room, Step, add, norm_rows, positions, resize, rows_of};
 use crate::memory::{KvShape, Layout, Memory};
+use crate::store::Store;
 use skep_attention::{Gate, Heads, Mask, Norm, Norms, Position, Projections, Queries, Rope};
 use skep_gdn::Form;
 use skep_moe_cache::cpu::{self as moe, Activation};
 use skep_moe_cache::router;
-use skep_quant::{Activations, Precision, for_each_chunk_mut, vec};
+use skep_quant::{Activations, Parallel, Precision, for_each_chunk_mut, vec};
 use std::ops::Range;
 
 /// Buffers of a step, reused from step to step.
@@ -94,6 +96,19 @@ impl Graph for Model {
 
     fn logits(&self) -> &[f32] {
         &self.scratch.head.logits
+    }
+
+    fn onto(
+        self: Box<Self>,
+        gpu: &Context,
+        store: &Store,
+        par: &dyn Parallel,
+        room: Room,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Box<dyn Graph>> {
+        let loader = Loader::new(gpu, store, par, progress)?;
+        let layout = self.layout();
+        Ok(Box::new(super::device::Model::new(&self.config, &self.weights, layout, loader, room)?))
     }
 }
 

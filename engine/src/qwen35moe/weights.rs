@@ -9,6 +9,8 @@ pub(crate) struct Weights {
     pub(crate) output_norm: Vec<f32>,
     /// The output head; the embedding where the file ties them.
     pub(crate) head: Weight,
+    /// Whether the head is the embedding.
+    pub(crate) tied: bool,
     pub(crate) layers: Vec<Layer>,
     /// Bytes of the draft block, which is kept aside.
     pub(crate) draft_bytes: u64,
@@ -61,9 +63,10 @@ pub(crate) enum Mixer {
 impl Weights {
     pub(crate) fn claim<B: AsRef<[u8]>>(config: &Config, claims: &mut Claims<'_, B>) -> Result<Self> {
         let embedding = claims.matrix("token_embd.weight", config.vocab, config.hidden)?;
-        let head = match claims.has("output.weight") {
-            true => claims.matrix("output.weight", config.vocab, config.hidden)?,
-            false => embedding,
+        let tied = !claims.has("output.weight");
+        let head = match tied {
+            false => claims.matrix("output.weight", config.vocab, config.hidden)?,
+            true => embedding,
         };
         let output_norm = claims.vector("output_norm.weight", config.hidden)?;
         let layers =
@@ -72,7 +75,7 @@ impl Weights {
             Some(block) => set_draft_aside(claims, block)?,
             None => 0,
         };
-        Ok(Self { embedding, output_norm, head, layers, draft_bytes })
+        Ok(Self { embedding, output_norm, head, tied, layers, draft_bytes })
     }
 
     /// Every matrix with the share of it that one token reads: all of a dense one, the chosen experts of a bank.
