@@ -4,7 +4,8 @@
 //
 //   plane      Q4_0  Q4_1  Q5_0  Q5_1  Q8_0  Q4_K  Q5_K  Q6_K   bytes a unit
 //   low         16    16    16    16    32    16    16    16    byte i: weight i in the low nibble, i + 16 in the high one;
-//                                                               Q8_0: the signed codes themselves
+//                                                               Q8_0: signed codes, weights 0 to 15 of all units, then
+//                                                               weights 16 to 31: a load of a wave touches whole lines
 //   high                     4     4           0     4     8    5 bits: bit 8 b + j is the fifth bit of weight 4 j + b
 //                                                               6 bits: bits 8 b + 2 (j % 4) of word j / 4, of the same
 //   scale                                      2     2     2    scale and minimum of the unit; of its two halves in Q6_K
@@ -57,8 +58,8 @@ template <u32 TYPE> struct QuantRaw {
 
 template <u32 TYPE> DEVICE QuantRaw<TYPE> quant_load(const u8 *row, u32 nb, u32 unit) {
     QuantRaw<TYPE> raw;
-    raw.low = stream16(row + quant_low_bytes(TYPE) * unit);
-    if (TYPE == QUANT_Q8_0) raw.more = stream16(row + 32 * unit + 16);
+    raw.low = stream16(row + 16 * unit);
+    if (TYPE == QUANT_Q8_0) raw.more = stream16(row + 16 * (nb + unit));
     const u8 *high = row + quant_high_at(TYPE, nb);
     if (quant_high_bytes(TYPE) == 4) raw.high0 = stream4(high + 4 * unit);
     if (quant_high_bytes(TYPE) == 8) {

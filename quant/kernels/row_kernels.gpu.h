@@ -1,58 +1,90 @@
 // Operations on rows of activations, each of which can leave the rows quantised for the products that follow.
 
 #define QUANT_ROW_THREADS 256
-// Longest row of these kernels, in numbers per thread.
-#define QUANT_ROW_MOST 48
 
-// Row by row: x += delta, where there is a delta; then RMS normalisation with weights, where there are any. `norm` is 0 for
-// rows that are only quantised.
-KERNEL(quant_norm, QUANT_ROW_THREADS)
-(float *x, const float *delta, const float *weight, float eps, u32 norm, u32 cols, float *out, i8 *q, f32x2 *s, u16 *h,
- float *scale) {
-    SHARED(float, scratch, QUANT_ROW_THREADS / 32);
+DEVICE f32x4 quant_times(f32x4 v, float by) { return f32x4{v.x * by, v.y * by, v.z * by, v.w * by}; }
+DEVICE f32x4 quant_times(f32x4 v, f32x4 by) { return f32x4{v.x * by.x, v.y * by.y, v.z * by.z, v.w * by.w}; }
+
+// A row of up to 1024 PIECES numbers: x += delta, where there is a delta; then RMS normalisation with weights, where there
+// are any. `norm` is 0 for rows that are only quantised.
+template <u32 PIECES>
+DEVICE void quant_norm_row(float *x, const float *delta, const float *weight, float eps, u32 norm, u32 cols,
+                           const QuantOut &out, float *scratch) {
+    // Weights of short rows are on their way while the sum is taken.
+    constexpr bool EARLY = PIECES <= 4;
     const u64 start = (u64)block_x() * cols;
-    float held[QUANT_ROW_MOST];
+    f32x4 held[PIECES], weights[EARLY ? PIECES : 1];
     float sum = 0.0f;
-    UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
-        const u32 i = k * QUANT_ROW_THREADS + thread_index();
+    UNROLL for (u32 k = 0; k < PIECES; k++) {
+        const u32 i = 4 * (k * QUANT_ROW_THREADS + thread_index());
         if (i < cols) {
-            held[k] = x[start + i];
+            held[k] = *(const f32x4 *)(x + start + i);
+            if (EARLY && weight) weights[k] = *(const f32x4 *)(weight + i);
+        }
+    }
+    UNROLL for (u32 k = 0; k < PIECES; k++) {
+        const u32 i = 4 * (k * QUANT_ROW_THREADS + thread_index());
+        if (i < cols) {
             if (delta) {
-                held[k] += delta[start + i];
-                x[start + i] = held[k];
+                const f32x4 d = *(const f32x4 *)(delta + start + i);
+                held[k] = f32x4{held[k].x + d.x, held[k].y + d.y, held[k].z + d.z, held[k].w + d.w};
+                *(f32x4 *)(x + start + i) = held[k];
             }
-            sum = fma_(held[k], held[k], sum);
+            sum = fma_(held[k].x, held[k].x, fma_(held[k].y, held[k].y, sum));
+            sum = fma_(held[k].z, held[k].z, fma_(held[k].w, held[k].w, sum));
         }
     }
     if (norm) {
         sum = block_sum<QUANT_ROW_THREADS>(sum, scratch);
         const float by = 1.0f / sqrt_(sum / (float)cols + eps);
-        UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
-            const u32 i = k * QUANT_ROW_THREADS + thread_index();
-            if (i < cols) held[k] = held[k] * by * (weight ? weight[i] : 1.0f);
+        UNROLL for (u32 k = 0; k < PIECES; k++) {
+            const u32 i = 4 * (k * QUANT_ROW_THREADS + thread_index());
+            if (i < cols) {
+                held[k] = quant_times(held[k], by);
+                if (weight) held[k] = quant_times(held[k], EARLY ? weights[EARLY ? k : 0] : *(const f32x4 *)(weight + i));
+            }
         }
     }
-    quant_write_row<QUANT_ROW_MOST, QUANT_ROW_THREADS>(QuantOut{out, q, s, h, scale}, block_x(), cols, held, scratch);
+    quant_write_pieces<PIECES, QUANT_ROW_THREADS>(out, block_x(), cols, held, scratch);
 }
-EXPORT(quant_norm)
 
 // Row by row: activation(gate) * up.
-KERNEL(quant_gated, QUANT_ROW_THREADS)
-(const float *gate, const float *up, u32 gelu, u32 cols, u32 up_stride, float *out, i8 *q, f32x2 *s, u16 *h,
- float *scale) {
-    SHARED(float, scratch, QUANT_ROW_THREADS / 32);
+template <u32 PIECES>
+DEVICE void quant_gated_row(const float *gate, const float *up, u32 gelu, u32 cols, u32 up_stride, const QuantOut &out,
+                            float *scratch) {
     const u64 start = (u64)block_x() * cols, up_start = (u64)block_x() * up_stride;
-    float held[QUANT_ROW_MOST];
-    UNROLL for (u32 k = 0; k < QUANT_ROW_MOST; k++) {
-        const u32 i = k * QUANT_ROW_THREADS + thread_index();
+    f32x4 held[PIECES];
+    UNROLL for (u32 k = 0; k < PIECES; k++) {
+        const u32 i = 4 * (k * QUANT_ROW_THREADS + thread_index());
         if (i < cols) {
-            const float g = gate[start + i];
-            held[k] = (gelu ? gelu_(g) : silu_(g)) * up[up_start + i];
+            const f32x4 g = *(const f32x4 *)(gate + start + i), u = *(const f32x4 *)(up + up_start + i);
+            const f32x4 act = gelu ? f32x4{gelu_(g.x), gelu_(g.y), gelu_(g.z), gelu_(g.w)}
+                                   : f32x4{silu_(g.x), silu_(g.y), silu_(g.z), silu_(g.w)};
+            held[k] = quant_times(act, u);
         }
     }
-    quant_write_row<QUANT_ROW_MOST, QUANT_ROW_THREADS>(QuantOut{out, q, s, h, scale}, block_x(), cols, held, scratch);
+    quant_write_pieces<PIECES, QUANT_ROW_THREADS>(out, block_x(), cols, held, scratch);
 }
-EXPORT(quant_gated)
+
+// Rows of up to 2048, 4096 and 12288 numbers.
+#define QUANT_ROWS(PIECES)                                                                                                \
+    KERNEL(quant_norm_##PIECES, QUANT_ROW_THREADS)                                                                        \
+    (float *x, const float *delta, const float *weight, float eps, u32 norm, u32 cols, float *out, i8 *q, f32x2 *s,       \
+     u16 *h, float *scale) {                                                                                              \
+        SHARED(float, scratch, QUANT_ROW_THREADS / 32);                                                                   \
+        quant_norm_row<PIECES>(x, delta, weight, eps, norm, cols, QuantOut{out, q, s, h, scale}, scratch);                \
+    }                                                                                                                     \
+    EXPORT(quant_norm_##PIECES)                                                                                           \
+    KERNEL(quant_gated_##PIECES, QUANT_ROW_THREADS)                                                                       \
+    (const float *gate, const float *up, u32 gelu, u32 cols, u32 up_stride, float *out, i8 *q, f32x2 *s, u16 *h,          \
+     float *scale) {                                                                                                      \
+        SHARED(float, scratch, QUANT_ROW_THREADS / 32);                                                                   \
+        quant_gated_row<PIECES>(gate, up, gelu, cols, up_stride, QuantOut{out, q, s, h, scale}, scratch);                 \
+    }                                                                                                                     \
+    EXPORT(quant_gated_##PIECES)
+QUANT_ROWS(2)
+QUANT_ROWS(4)
+QUANT_ROWS(12)
 
 // out[i] = scale * row ids[i] of the table.
 template <u32 TYPE>

@@ -11,6 +11,19 @@ const THREADS: u32 = 256;
 
 const MATVEC: [&str; 4] = ["quant_matvec_1", "quant_matvec_2", "quant_matvec_4", "quant_matvec_8"];
 
+/// By the longest row they take.
+const NORM: [&str; 3] = ["quant_norm_2", "quant_norm_4", "quant_norm_12"];
+const GATED: [&str; 3] = ["quant_gated_2", "quant_gated_4", "quant_gated_12"];
+
+/// The index among [`NORM`] and [`GATED`].
+fn by_length(cols: usize) -> usize {
+    match cols.div_ceil(4 * THREADS as usize) {
+        ..=2 => 0,
+        3 | 4 => 1,
+        _ => 2,
+    }
+}
+
 /// The kernels of this crate.
 pub const SOURCE: Source = Source {
     name: "quant",
@@ -30,8 +43,12 @@ pub const SOURCE: Source = Source {
         entry("quant_tiles_narrow"),
         entry("quant_tiles_wide"),
         entry("quant_tiles_f32"),
-        entry("quant_norm"),
-        entry("quant_gated"),
+        entry(NORM[0]),
+        entry(NORM[1]),
+        entry(NORM[2]),
+        entry(GATED[0]),
+        entry(GATED[1]),
+        entry(GATED[2]),
         entry("quant_embed"),
         entry("quant_add"),
         entry("quant_softcap"),
@@ -75,8 +92,8 @@ pub struct Kernels {
     tiles_narrow: Kernel,
     tiles_wide: Kernel,
     tiles_f32: Kernel,
-    norm: Kernel,
-    gated: Kernel,
+    norm: [Kernel; 3],
+    gated: [Kernel; 3],
     embed: Kernel,
     add: Kernel,
     softcap: Kernel,
@@ -102,8 +119,8 @@ impl Kernels {
             tiles_narrow: kernel("quant_tiles_narrow")?,
             tiles_wide: kernel("quant_tiles_wide")?,
             tiles_f32: kernel("quant_tiles_f32")?,
-            norm: kernel("quant_norm")?,
-            gated: kernel("quant_gated")?,
+            norm: [kernel(NORM[0])?, kernel(NORM[1])?, kernel(NORM[2])?],
+            gated: [kernel(GATED[0])?, kernel(GATED[1])?, kernel(GATED[2])?],
             embed: kernel("quant_embed")?,
             add: kernel("quant_add")?,
             softcap: kernel("quant_softcap")?,
@@ -209,7 +226,7 @@ impl Kernels {
             .len(cols);
         let args = outputs(args, n, cols, out, acts);
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.norm.launch(stream, [n as u32, 1, 1], &args) }
+        unsafe { self.norm[by_length(cols)].launch(stream, [n as u32, 1, 1], &args) }
     }
 
     /// `gate(g) * u` row by row, `g` and `u` f32 `[n, cols]`, `u` with `up_stride` numbers from row to row.
@@ -235,10 +252,11 @@ impl Kernels {
         if n > 0 {
             check("up", up, (n - 1) * up_stride + cols);
         }
+        assert!(up_stride.is_multiple_of(4), "rows of up {up_stride} numbers apart, not a multiple of 4");
         let args = Args::new().view(g).view(up).u32((gate == Gate::Gelu).into()).len(cols).len(up_stride);
         let args = outputs(args, n, cols, out, acts);
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.gated.launch(stream, [n as u32, 1, 1], &args) }
+        unsafe { self.gated[by_length(cols)].launch(stream, [n as u32, 1, 1], &args) }
     }
 
     /// `x = (x + by * delta) * scale` with `by` 1 or the sigmoid of the row's gate: `x`, `delta` f32 `[n, cols]`, `gates` f32 `[n]`.

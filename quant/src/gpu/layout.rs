@@ -106,8 +106,10 @@ fn pack32(ty: Type, block: &[u8], unit: usize, planes: Planes, packed: &mut [u8]
         _ => 0,
     };
     if ty == Type::Q8_0 {
-        let to = &mut packed[planes.low + 32 * unit..][..32];
-        to.iter_mut().zip(codes).for_each(|(to, code)| *to = code as u8);
+        for (half, codes) in codes.chunks_exact(16).enumerate() {
+            let to = &mut packed[half * planes.high / 2 + 16 * unit..][..16];
+            to.iter_mut().zip(codes).for_each(|(to, code)| *to = *code as u8);
+        }
         return;
     }
     let mut unsigned = [0; 32];
@@ -198,7 +200,7 @@ fn unpack_row(ty: Type, cols: usize, row: &[u8]) -> Vec<f32> {
         let d = half(super_at);
         let m = if planes.supers == 4 { half(super_at + 2) } else { 0.0 };
         if ty == Type::Q8_0 {
-            out.push(d * f32::from(row[planes.low + 32 * unit + i] as i8));
+            out.push(d * f32::from(row[i / 16 * planes.high / 2 + 16 * unit + i % 16] as i8));
             continue;
         }
         let low = row[planes.low + 16 * unit + i % 16] >> (4 * (i / 16)) & 15;
