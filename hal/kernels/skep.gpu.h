@@ -92,6 +92,8 @@ DEVICE float floor_(float x) { return floorf(x); }
 DEVICE float round_(float x) { return rintf(x); }
 DEVICE double floor64(double x) { return floor(x); }
 DEVICE float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// A product that is rounded by itself, whatever is done with it: compilers fuse others into sums.
+DEVICE float mul_(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float max_(float a, float b) { return fmaxf(a, b); }
 DEVICE float min_(float a, float b) { return fminf(a, b); }
 DEVICE float abs_(float a) { return fabsf(a); }
@@ -257,6 +259,10 @@ DEVICE float floor_(float x) { return __builtin_elementwise_floor(x); }
 DEVICE float round_(float x) { return __builtin_elementwise_roundeven(x); }
 DEVICE double floor64(double x) { return __builtin_elementwise_floor(x); }
 DEVICE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float mul_(float a, float b) {
+#pragma clang fp contract(off)
+    return a * b;
+}
 DEVICE float max_(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE float min_(float a, float b) { return __builtin_fminf(a, b); }
 DEVICE float abs_(float a) { return __builtin_fabsf(a); }
