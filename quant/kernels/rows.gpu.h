@@ -83,14 +83,14 @@ DEVICE void quant_write_row(const QuantOut &out, u64 index, u32 cols, const floa
 }
 
 // The same for threads that hold four numbers beside one another: thread t has numbers 4 t .. 4 t + 3 of every piece of
-// 4 THREADS.
+// 4 THREADS from `first`, a multiple of 4 THREADS. Blocks can share a row only where nobody asks for f16.
 template <u32 PIECES, u32 THREADS>
-DEVICE void quant_write_pieces(const QuantOut &out, u64 index, u32 cols, const f32x4 *held, float *scratch) {
+DEVICE void quant_write_pieces(const QuantOut &out, u64 index, u32 first, u32 cols, const f32x4 *held, float *scratch) {
     const u64 start = index * cols;
     float most = 0.0f;
     UNROLL for (u32 k = 0; k < PIECES; k++)
-        if (4 * k * THREADS < cols) {
-            const u32 i = 4 * (k * THREADS + thread_index());
+        if (first + 4 * k * THREADS < cols) {
+            const u32 i = first + 4 * (k * THREADS + thread_index());
             quant_write_four(out, start + i, i < cols ? held[k] : f32x4{0, 0, 0, 0}, i < cols);
             if (out.h && i < cols) {
                 most = max_(most, max_(abs_(held[k].x), abs_(held[k].y)));
@@ -101,7 +101,7 @@ DEVICE void quant_write_pieces(const QuantOut &out, u64 index, u32 cols, const f
     const float by = quant_half_scale(block_max<THREADS>(most, scratch));
     const float inverse = 1.0f / by;
     UNROLL for (u32 k = 0; k < PIECES; k++) {
-        const u32 i = 4 * (k * THREADS + thread_index());
+        const u32 i = first + 4 * (k * THREADS + thread_index());
         if (i < cols) {
             const u32 low = (u32)f2h(held[k].x * inverse) | (u32)f2h(held[k].y * inverse) << 16;
             const u32 high = (u32)f2h(held[k].z * inverse) | (u32)f2h(held[k].w * inverse) << 16;

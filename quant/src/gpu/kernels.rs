@@ -13,16 +13,11 @@ const MATVEC: [&str; 4] = ["quant_matvec_1", "quant_matvec_2", "quant_matvec_4",
 
 /// By the longest row they take.
 const NORM: [&str; 3] = ["quant_norm_2", "quant_norm_4", "quant_norm_12"];
-const GATED: [&str; 3] = ["quant_gated_2", "quant_gated_4", "quant_gated_12"];
+/// The first by parts of a row.
+const GATED: [&str; 3] = ["quant_gated_1", "quant_gated_4", "quant_gated_12"];
 
-/// The index among [`NORM`] and [`GATED`].
-fn by_length(cols: usize) -> usize {
-    match cols.div_ceil(4 * THREADS as usize) {
-        ..=2 => 0,
-        3 | 4 => 1,
-        _ => 2,
-    }
-}
+/// Numbers that the threads of a block hold at a time in the kernels of rows.
+const PIECE: usize = 4 * THREADS as usize;
 
 /// The kernels of this crate.
 pub const SOURCE: Source = Source {
@@ -54,14 +49,24 @@ pub const SOURCE: Source = Source {
         entry("quant_softcap"),
         entry("quant_argmax"),
         Entry { name: "quant_argmax_ids", threads: 64 },
+        Entry { name: "quant_top", threads: 512 },
     ],
 };
 
 /// The longest row that [`Kernels::norm`] and [`Kernels::gated`] take.
-pub const MOST_COLS: usize = 48 * THREADS as usize;
+pub const MOST_COLS: usize = 12 * PIECE;
 
-/// Rows of activations that the products of single rows take.
+/// The most numbers that [`Kernels::top_k`] finds in a row.
+pub const MOST_TOP: usize = 64;
+
+/// Numbers of a row that one block of the search for the largest ones takes.
+const TOP_PART: usize = 4096;
+
+/// Rows of activations up to which products need no f16.
 const FEW: usize = 8;
+
+/// Rows of activations up to which matrices are multiplied row by row: tiles would leave most of a device idle.
+const ROW_BY_ROW: usize = 32;
 
 /// The function of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,8 +104,11 @@ pub struct Kernels {
     softcap: Kernel,
     argmax: Kernel,
     argmax_ids: Kernel,
+    top: Kernel,
     /// Rows of activations of a wide tile.
     wide: usize,
+    /// Rows of weights that lanes take at a time where 8 rows of activations are multiplied.
+    rows_of_eight: usize,
     wave: usize,
     units: usize,
 }
@@ -126,8 +134,10 @@ impl Kernels {
             softcap: kernel("quant_softcap")?,
             argmax: kernel("quant_argmax")?,
             argmax_ids: kernel("quant_argmax_ids")?,
+            top: kernel("quant_top")?,
             wide: if matches!(caps.arch, Arch::Nvidia(_)) { 128 } else { 64 },
             wave: caps.wave as usize,
+            rows_of_eight: if matches!(caps.arch, Arch::Amd(_)) { 1 } else { 2 },
             units: caps.units as usize,
         })
     }
@@ -225,8 +235,9 @@ impl Kernels {
             .u32(eps.is_some().into())
             .len(cols);
         let args = outputs(args, n, cols, out, acts);
+        let norm = &self.norm[usize::from(cols > 2 * PIECE) + usize::from(cols > 4 * PIECE)];
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.norm[by_length(cols)].launch(stream, [n as u32, 1, 1], &args) }
+        unsafe { norm.launch(stream, [n as u32, 1, 1], &args) }
     }
 
     /// `gate(g) * u` row by row, `g` and `u` f32 `[n, cols]`, `u` with `up_stride` numbers from row to row.
@@ -255,8 +266,13 @@ impl Kernels {
         assert!(up_stride.is_multiple_of(4), "rows of up {up_stride} numbers apart, not a multiple of 4");
         let args = Args::new().view(g).view(up).u32((gate == Gate::Gelu).into()).len(cols).len(up_stride);
         let args = outputs(args, n, cols, out, acts);
+        // A scale for the whole row is asked for only with many rows.
+        let (gated, parts) = match n {
+            ..=FEW => (&self.gated[0], blocks(cols, PIECE)),
+            _ => (&self.gated[1 + usize::from(cols > 4 * PIECE)], 1),
+        };
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.gated[by_length(cols)].launch(stream, [n as u32, 1, 1], &args) }
+        unsafe { gated.launch(stream, [n as u32, parts, 1], &args) }
     }
 
     /// `x = (x + by * delta) * scale` with `by` 1 or the sigmoid of the row's gate: `x`, `delta` f32 `[n, cols]`, `gates` f32 `[n]`.
@@ -307,7 +323,7 @@ impl Kernels {
     /// What the driver says.
     ///
     /// # Panics
-    /// If a view is too short, or `n` above 64.
+    /// If a view is too short.
     pub fn argmax(
         &self,
         stream: &Stream,
@@ -317,16 +333,77 @@ impl Kernels {
         best: View<'_>,
         ids: View<'_>,
     ) -> Result<()> {
-        assert!(n <= 64, "{n} rows, at most 64");
         check("logits", logits, n * cols);
         check("best", best, 2 * n);
         check("ids", ids, n);
         let args = Args::new().view(logits).len(cols).view(best);
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.argmax.launch(stream, [blocks(cols, 4096), n as u32, 1], &args) }?;
+        unsafe { self.argmax.launch(stream, [blocks(cols, 2048), n as u32, 1], &args) }?;
         let args = Args::new().view(best).len(n).view(ids);
         // SAFETY: as above.
-        unsafe { self.argmax_ids.launch(stream, [u32::from(n > 0), 1, 1], &args) }
+        unsafe { self.argmax_ids.launch(stream, [blocks(n, 64), 1, 1], &args) }
+    }
+
+    /// The `k` largest numbers of each of `n` rows and their indices, largest first, of equals the lowest index first: `logits` f32
+    /// `[n, cols]`, `values` f32 `[n, k]`, `ids` u32 `[n, k]`. NaN is passed over; where numbers run out, values are negative infinity
+    /// and ids `u32::MAX`. `scratch` has [`top_k_scratch`] bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Panics
+    /// If a view is too short, or `k` above [`MOST_TOP`].
+    pub fn top_k(
+        &self,
+        stream: &Stream,
+        logits: View<'_>,
+        n: usize,
+        cols: usize,
+        k: usize,
+        scratch: View<'_>,
+        values: View<'_>,
+        ids: View<'_>,
+    ) -> Result<()> {
+        assert!(k <= MOST_TOP, "the {k} largest numbers, at most {MOST_TOP}");
+        check("logits", logits, n * cols);
+        check("scratch", scratch, top_k_scratch(n, cols, k) / 4);
+        check("values", values, n * k);
+        check("ids", ids, n * k);
+        if k == 0 {
+            return Ok(());
+        }
+        // Keys of all parts of a row, then those of the parts of these, until there is one part.
+        let (mut from, mut len, mut start) = (None, cols, 0);
+        while len > TOP_PART {
+            let parts = len.div_ceil(TOP_PART);
+            let kept = scratch.slice(start..start + 8 * n * parts * k);
+            self.top(stream, logits, from, n, len, k, Some(kept), None)?;
+            (from, len, start) = (Some(kept), parts * k, start + kept.bytes());
+        }
+        self.top(stream, logits, from, n, len, k, None, Some((values, ids)))
+    }
+
+    fn top(
+        &self,
+        stream: &Stream,
+        logits: View<'_>,
+        from: Option<View<'_>>,
+        n: usize,
+        len: usize,
+        k: usize,
+        kept: Option<View<'_>>,
+        found: Option<(View<'_>, View<'_>)>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .maybe(from.is_none().then_some(logits))
+            .maybe(from)
+            .len(len)
+            .len(k)
+            .maybe(kept)
+            .maybe(found.map(|(values, _)| values))
+            .maybe(found.map(|(_, ids)| ids));
+        // SAFETY: the views are as long as the kernel goes.
+        unsafe { self.top.launch(stream, [blocks(len, TOP_PART).max(1), n as u32, 1], &args) }
     }
 
     /// Products with `n` rows of activations, which [`norm`](Self::norm) or another function has left in `acts` with the length of
@@ -346,7 +423,9 @@ impl Kernels {
         }
         match n {
             0 => Ok(()),
-            1..=FEW => products.chunks(4).try_for_each(|products| self.few(stream, products, acts, n, cols)),
+            1..=ROW_BY_ROW => {
+                products.chunks(4).try_for_each(|products| self.few(stream, products, acts, n, cols))
+            }
             _ => products.iter().try_for_each(|product| self.many(stream, product, acts, n)),
         }
     }
@@ -359,21 +438,29 @@ impl Kernels {
         n: usize,
         cols: usize,
     ) -> Result<()> {
-        // Lanes that share a row have a unit each, or a wave goes over it more than once.
+        // Eight lanes share a row, and so do several waves while there are too few rows to keep the device busy: blocks of 256
+        // threads that fit a unit depend on the registers that sums need.
+        let size = n.min(8).next_power_of_two();
+        let (resident, rows_of_lanes) = match size {
+            1 => (4, 2),
+            8 => (2, self.rows_of_eight),
+            _ => (3, 2),
+        };
         let units = cols / 32;
-        let lanes = units.next_power_of_two().clamp(8, self.wave);
         let rows: usize = products.iter().map(|product| product.weight.rows()).sum();
-        // Several waves share a row while there are too few rows to keep the device busy.
+        let waves = THREADS as usize / self.wave;
+        let busy = |split: usize| {
+            8 * rows.div_ceil(rows_of_lanes) * split <= self.units * resident * THREADS as usize
+        };
         let mut split = 1;
-        while split < THREADS as usize / self.wave
-            && rows * split * lanes < self.units * 1024
-            && units >= 2 * split * lanes
+        while split < waves
+            && units >= 16 * split
+            && (busy(2 * split) || size == 1 && split == 1 && units >= 64)
         {
             split *= 2;
         }
-        let per_block = THREADS as usize / lanes / split;
-        let mut args =
-            Args::new().view(acts.q()).view(acts.s()).view(acts.x()).len(cols).len(n).len(lanes).len(split);
+        let per_block = THREADS as usize / 8 * rows_of_lanes / split;
+        let mut args = Args::new().view(acts.q()).view(acts.s()).view(acts.x()).len(cols).len(n).len(split);
         let mut grid = 0;
         for index in 0..4 {
             args = match products.get(index) {
@@ -388,9 +475,9 @@ impl Kernels {
                 None => args.maybe(None).maybe(None).u32(0).u32(0).u32(0),
             };
         }
-        let kernel = &self.matvec[n.next_power_of_two().trailing_zeros() as usize];
+        let kernel = &self.matvec[size.trailing_zeros() as usize];
         // SAFETY: the views are as long as the kernel goes: rows of weights by their type, outs by the check of the caller.
-        unsafe { kernel.launch(stream, [grid, 1, 1], &args) }
+        unsafe { kernel.launch(stream, [grid, blocks(n, 8), 1], &args) }
     }
 
     fn many(&self, stream: &Stream, product: &Product<'_>, acts: &Acts, n: usize) -> Result<()> {
@@ -425,6 +512,17 @@ impl Kernels {
     }
 }
 
+/// Bytes of scratch for [`Kernels::top_k`].
+pub const fn top_k_scratch(n: usize, cols: usize, k: usize) -> usize {
+    let (mut len, mut bytes) = (cols, 0);
+    while len > TOP_PART {
+        let parts = len.div_ceil(TOP_PART);
+        bytes += 8 * n * parts * k;
+        len = parts * k;
+    }
+    bytes
+}
+
 /// Adds the five arguments of a `QuantOut` ([`ROWS`]) to those of a kernel that writes `n` rows of `cols` numbers: to `out`, or to
 /// `acts` in the forms that products of `n` rows take.
 ///
@@ -441,7 +539,7 @@ pub fn outputs(args: Args, n: usize, cols: usize, out: Option<View<'_>>, acts: O
     let Some(acts) = acts else { return args.maybe(out).maybe(None).maybe(None).maybe(None).maybe(None) };
     acts.check(n, cols);
     assert!(out.is_none(), "rows go to one place: `out` or `acts`");
-    let (few, many) = (n <= FEW, n > FEW);
+    let (few, many) = (n <= ROW_BY_ROW, n > FEW);
     args.view(acts.x())
         .maybe(few.then(|| acts.q()))
         .maybe(few.then(|| acts.s()))
