@@ -164,6 +164,13 @@ template <u32 TYPE> DEVICE float quant_weight(const QuantUnit &unit, u32 i) {
     return mul_(unit.scale[0], code) + unit.shift[0];
 }
 
+// Weight i of a unit for products in f16, which round it anyway.
+template <u32 TYPE> DEVICE float quant_weight_near(const QuantUnit &unit, u32 i) {
+    const i32 byte = unit.words[i / 4] >> (8 * (i % 4));
+    if (TYPE == QUANT_Q8_0 || TYPE == QUANT_Q6_K) return unit.scale[i / 16] * (float)(i8)byte;
+    return fma_(unit.scale[0], (float)(byte & 255), unit.shift[0]);
+}
+
 // Weight i of a row of floats.
 template <u32 TYPE> DEVICE float quant_float(const u8 *row, u32 i) {
     if (TYPE == QUANT_F32) return ((const float *)row)[i];
@@ -224,7 +231,7 @@ DEVICE void quant_unit_sums(const u8 *row, u64 apart, u32 cols, QuantShare share
 // The same for rows of floats, in pieces of 16 bytes.
 template <u32 TYPE, u32 N, u32 R>
 DEVICE void quant_float_sums(const u8 *row, u64 apart, u32 cols, QuantShare share, const float *x, u32 n, float *sums) {
-    constexpr u32 PIECE = TYPE == QUANT_F32 ? 4 : 8, AHEAD = 4;
+    constexpr u32 PIECE = TYPE == QUANT_F32 ? 4 : 8, AHEAD = 4 / R;
     const u32 pieces = cols / PIECE;
     for (u32 start = share.part; start < pieces; start += AHEAD * share.step) {
         u32x4 raw[AHEAD][R];

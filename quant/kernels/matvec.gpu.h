@@ -5,12 +5,6 @@
 // would cost more cache traffic than the weights themselves.
 #define QUANT_MATVEC_LANES 8
 
-struct QuantJob {
-    const u8 *weight;
-    float *out;
-    u32 rows, type, add;
-};
-
 // Rows of R * WAVES / split * groups from `block` times that. `split` waves share their rows.
 template <u32 TYPE, u32 N, u32 R>
 DEVICE void quant_matvec_rows(const QuantJob &job, u32 block, u32 cols, u32 n, u32 split, const i8 *q, const f32x2 *s,
@@ -44,22 +38,13 @@ DEVICE void quant_matvec_rows(const QuantJob &job, u32 block, u32 cols, u32 n, u
 }
 
 template <u32 N, u32 R>
-DEVICE void quant_matvec(const i8 *q, const f32x2 *s, const float *x, u32 cols, u32 n, u32 split, const u8 *w0, float *o0,
-                         u32 r0, u32 t0, u32 a0, const u8 *w1, float *o1, u32 r1, u32 t1, u32 a1, const u8 *w2, float *o2,
-                         u32 r2, u32 t2, u32 a2, const u8 *w3, float *o3, u32 r3, u32 t3, u32 a3) {
+DEVICE void quant_matvec(const i8 *q, const f32x2 *s, const float *x, u32 cols, u32 n, u32 split, QUANT_JOB_PARAMETERS) {
     SHARED(float, partial, N *R *QUANT_MATVEC_THREADS / QUANT_MATVEC_LANES);
     const u32 rows = R * QUANT_MATVEC_THREADS / QUANT_MATVEC_LANES / split;
     const u32 token = block_y() * N;
+    u32 block = block_x();
+    QuantJob job = QUANT_JOB(block, rows);
     q += (u64)token * cols, s += (u64)token * (cols / 32), x += (u64)token * cols, n -= token;
-    QuantJob job = {w0, o0, r0, t0, a0};
-    u32 block = block_x(), blocks = (r0 + rows - 1) / rows;
-    if (block >= blocks) {
-        block -= blocks, blocks = (r1 + rows - 1) / rows, job = QuantJob{w1, o1, r1, t1, a1};
-        if (block >= blocks) {
-            block -= blocks, blocks = (r2 + rows - 1) / rows, job = QuantJob{w2, o2, r2, t2, a2};
-            if (block >= blocks) block -= blocks, job = QuantJob{w3, o3, r3, t3, a3};
-        }
-    }
     job.out += (u64)token * job.rows;
 #define QUANT_CALL(T) quant_matvec_rows<T, N, R>(job, block, cols, n, split, q, s, x, partial)
     switch (job.type) {
@@ -81,11 +66,8 @@ DEVICE void quant_matvec(const i8 *q, const f32x2 *s, const float *x, u32 cols, 
 // A product of N rows of activations takes R rows of weights at a time; `block_y` counts groups of N rows.
 #define QUANT_MATVEC(N, R)                                                                                           \
     KERNEL(quant_matvec_##N, QUANT_MATVEC_THREADS)                                                                   \
-    (const i8 *q, const f32x2 *s, const float *x, u32 cols, u32 n, u32 split, const u8 *w0, float *o0, u32 r0,       \
-     u32 t0, u32 a0, const u8 *w1, float *o1, u32 r1, u32 t1, u32 a1, const u8 *w2, float *o2, u32 r2, u32 t2,       \
-     u32 a2, const u8 *w3, float *o3, u32 r3, u32 t3, u32 a3) {                                                      \
-        quant_matvec<N, R>(q, s, x, cols, n, split, w0, o0, r0, t0, a0, w1, o1, r1, t1, a1, w2, o2, r2, t2, a2, w3,  \
-                           o3, r3, t3, a3);                                                                          \
+    (const i8 *q, const f32x2 *s, const float *x, u32 cols, u32 n, u32 split, QUANT_JOB_PARAMETERS) {                \
+        quant_matvec<N, R>(q, s, x, cols, n, split, QUANT_JOB_ARGUMENTS);                                            \
     }                                                                                                                \
     EXPORT(quant_matvec_##N)
 QUANT_MATVEC(1, 2)

@@ -103,9 +103,8 @@ DEVICE void quant_write_pieces(const QuantOut &out, u64 index, u32 first, u32 co
     UNROLL for (u32 k = 0; k < PIECES; k++) {
         const u32 i = first + 4 * (k * THREADS + thread_index());
         if (i < cols) {
-            const u32 low = (u32)f2h(held[k].x * inverse) | (u32)f2h(held[k].y * inverse) << 16;
-            const u32 high = (u32)f2h(held[k].z * inverse) | (u32)f2h(held[k].w * inverse) << 16;
-            *(u32x2 *)(out.h + start + i) = u32x2{low, high};
+            *(u32x2 *)(out.h + start + i) = u32x2{f2h2(held[k].x * inverse, held[k].y * inverse),
+                                                  f2h2(held[k].z * inverse, held[k].w * inverse)};
         }
     }
     if (thread_index() == 0) out.scale[index] = by;

@@ -243,9 +243,8 @@ fn products_with_many_rows_match_the_reference() {
                 product_case(bench, &mut random, &[ty], &[if n == 33 { 130 } else { 40 }], cols, n, hostile);
             }
         }
-        for ty in [Type::Q8_0, Type::Q5_0, Type::F32, Type::BF16] {
-            product_case(bench, &mut random, &[ty], &[31], 96, 35, false);
-        }
+        let types = [Type::Q8_0, Type::Q5_0, Type::F32, Type::BF16, Type::F16, Type::Q4_1];
+        product_case(bench, &mut random, &types, &[31, 129, 3, 1, 5, 64], 96, 35, false);
     });
 }
 

@@ -1,5 +1,6 @@
 use super::{Acts, BLOCKS, MatrixView, ROWS, TILES};
 use crate::Type;
+use alloc::vec::Vec;
 use skep_hal::Result;
 use skep_hal::gpu::{Arch, Args, Device, Entry, Kernel, Source, Stream, View};
 
@@ -26,6 +27,7 @@ pub const SOURCE: Source = Source {
         BLOCKS,
         ROWS,
         include_str!("../../kernels/row_kernels.gpu.h"),
+        include_str!("../../kernels/jobs.gpu.h"),
         include_str!("../../kernels/matvec.gpu.h"),
         TILES,
         include_str!("../../kernels/products.gpu.h"),
@@ -61,6 +63,12 @@ pub const MOST_TOP: usize = 64;
 
 /// Numbers of a row that one block of the search for the largest ones takes.
 const TOP_PART: usize = 4096;
+
+/// Products of one launch.
+const JOBS: usize = 4;
+
+/// Rows of weights of a tile.
+const TILE_ROWS: usize = 128;
 
 /// Rows of activations up to which products need no f16.
 const FEW: usize = 8;
@@ -407,7 +415,7 @@ impl Kernels {
     }
 
     /// Products with `n` rows of activations, which [`norm`](Self::norm) or another function has left in `acts` with the length of
-    /// the weights' rows. Few rows take all products by one launch for every four.
+    /// the weights' rows. Every four products are one launch.
     ///
     /// # Errors
     /// What the driver says.
@@ -421,13 +429,13 @@ impl Kernels {
             assert_eq!(product.weight.cols(), cols, "columns of weights that share activations");
             check("out", product.out, n * product.weight.rows());
         }
-        match n {
-            0 => Ok(()),
-            1..=ROW_BY_ROW => {
-                products.chunks(4).try_for_each(|products| self.few(stream, products, acts, n, cols))
-            }
-            _ => products.iter().try_for_each(|product| self.many(stream, product, acts, n)),
+        if n <= ROW_BY_ROW {
+            return products.chunks(JOBS).try_for_each(|products| self.few(stream, products, acts, n, cols));
         }
+        let (f32s, others): (Vec<_>, Vec<_>) =
+            products.iter().copied().partition(|product| product.weight.ty() == Type::F32);
+        f32s.iter().try_for_each(|product| self.many_f32(stream, product, acts, n))?;
+        others.chunks(JOBS).try_for_each(|products| self.many(stream, products, acts, n, cols))
     }
 
     fn few(
@@ -460,56 +468,63 @@ impl Kernels {
             split *= 2;
         }
         let per_block = THREADS as usize / 8 * rows_of_lanes / split;
-        let mut args = Args::new().view(acts.q()).view(acts.s()).view(acts.x()).len(cols).len(n).len(split);
-        let mut grid = 0;
-        for index in 0..4 {
-            args = match products.get(index) {
-                Some(product) => {
-                    grid += blocks(product.weight.rows(), per_block);
-                    args.view(product.weight.memory())
-                        .view(product.out)
-                        .len(product.weight.rows())
-                        .u32(product.weight.ty().id())
-                        .u32(product.add.into())
-                }
-                None => args.maybe(None).maybe(None).u32(0).u32(0).u32(0),
-            };
-        }
+        let args = Args::new().view(acts.q()).view(acts.s()).view(acts.x()).len(cols).len(n).len(split);
+        let (args, grid) = jobs(args, products, per_block);
         let kernel = &self.matvec[size.trailing_zeros() as usize];
         // SAFETY: the views are as long as the kernel goes: rows of weights by their type, outs by the check of the caller.
         unsafe { kernel.launch(stream, [grid, blocks(n, 8), 1], &args) }
     }
 
-    fn many(&self, stream: &Stream, product: &Product<'_>, acts: &Acts, n: usize) -> Result<()> {
+    fn many(
+        &self,
+        stream: &Stream,
+        products: &[Product<'_>],
+        acts: &Acts,
+        n: usize,
+        cols: usize,
+    ) -> Result<()> {
+        let rows: usize = products.iter().map(|product| product.weight.rows()).sum();
+        // Narrow tiles while wide ones would leave multiprocessors idle.
+        let wide = rows.div_ceil(TILE_ROWS) * n.div_ceil(self.wide) >= self.units;
+        let (kernel, width) = if wide { (&self.tiles_wide, self.wide) } else { (&self.tiles_narrow, 64) };
+        let args = Args::new().len(cols).view(acts.h()).view(acts.scale()).len(n);
+        let (args, grid) = jobs(args, products, TILE_ROWS);
+        // SAFETY: the views are as long as the kernel goes.
+        unsafe { kernel.launch(stream, [grid, blocks(n, width), 1], &args) }
+    }
+
+    fn many_f32(&self, stream: &Stream, product: &Product<'_>, acts: &Acts, n: usize) -> Result<()> {
         let Product { weight, out, add } = *product;
-        if weight.ty() == Type::F32 {
-            let args = Args::new()
-                .view(weight.memory())
-                .len(weight.rows())
-                .len(weight.cols())
-                .view(acts.x())
-                .len(n)
-                .view(out)
-                .u32(add.into());
-            // SAFETY: the views are as long as the kernel goes.
-            return unsafe {
-                self.tiles_f32.launch(stream, [blocks(weight.rows(), 64), blocks(n, 64), 1], &args)
-            };
-        }
         let args = Args::new()
             .view(weight.memory())
-            .u32(weight.ty().id())
             .len(weight.rows())
             .len(weight.cols())
-            .view(acts.h())
-            .view(acts.scale())
+            .view(acts.x())
             .len(n)
             .view(out)
             .u32(add.into());
-        let (kernel, width) = if n <= 32 { (&self.tiles_narrow, 32) } else { (&self.tiles_wide, self.wide) };
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { kernel.launch(stream, [blocks(weight.rows(), 128), blocks(n, width), 1], &args) }
+        unsafe { self.tiles_f32.launch(stream, [blocks(weight.rows(), 64), blocks(n, 64), 1], &args) }
     }
+}
+
+/// Adds up to four products to the arguments of a kernel whose blocks have `per_block` rows; with the blocks of them all.
+fn jobs(mut args: Args, products: &[Product<'_>], per_block: usize) -> (Args, u32) {
+    let mut grid = 0;
+    for index in 0..JOBS {
+        args = match products.get(index) {
+            Some(product) => {
+                grid += blocks(product.weight.rows(), per_block);
+                args.view(product.weight.memory())
+                    .view(product.out)
+                    .len(product.weight.rows())
+                    .u32(product.weight.ty().id())
+                    .u32(product.add.into())
+            }
+            None => args.maybe(None).maybe(None).u32(0).u32(0).u32(0),
+        };
+    }
+    (args, grid)
 }
 
 /// Bytes of scratch for [`Kernels::top_k`].
