@@ -180,8 +180,8 @@ KERNEL(quant_argmax_ids, 64)(u64 *best, u32 n, u32 *ids) {
 }
 EXPORT(quant_argmax_ids)
 
-// The k largest of every part of a row of numbers or of keys, sorted; in the end of one part, which is the row.
-#define QUANT_TOP_PART 4096
+// The k largest of every part, `length` long, of a row of numbers or of keys, sorted; in the end of one part, which is the row.
+#define QUANT_TOP_PART 4096 // at most
 #define QUANT_TOP_MOST 64
 #define QUANT_TOP_THREADS 512
 // Puts the larger of two keys first, or second.
@@ -190,9 +190,9 @@ DEVICE void quant_order(u64 *a, u64 *b, bool larger_first) {
     if ((x < y) == larger_first) *a = y, *b = x;
 }
 KERNEL(quant_top, QUANT_TOP_THREADS)
-(const float *logits, const u64 *keys, u32 cols, u32 k, u64 *kept, float *values, u32 *ids) {
+(const float *logits, const u64 *keys, u32 cols, u32 length, u32 k, u64 *kept, float *values, u32 *ids) {
     SHARED(u64, part, QUANT_TOP_PART);
-    const u32 first = block_x() * QUANT_TOP_PART, there = min_u32(cols - first, QUANT_TOP_PART), t = thread_index();
+    const u32 first = block_x() * length, there = min_u32(cols - first, length), t = thread_index();
     const u64 row = (u64)block_y() * cols + first;
     u32 size = QUANT_TOP_MOST;
     while (size < there) size *= 2;
@@ -227,7 +227,7 @@ KERNEL(quant_top, QUANT_TOP_THREADS)
     barrier();
     if (t < k) {
         const u64 key = part[t];
-        if (kept) kept[((u64)block_y() * ((cols + QUANT_TOP_PART - 1) / QUANT_TOP_PART) + block_x()) * k + t] = key;
+        if (kept) kept[((u64)block_y() * ((cols + length - 1) / length) + block_x()) * k + t] = key;
         if (ids) {
             ids[block_y() * k + t] = key ? 0xffffffffu - (u32)key : 0xffffffffu;
             values[block_y() * k + t] = key ? quant_key_value(key) : from_bits(0xff800000u);

@@ -61,8 +61,9 @@ pub const MOST_COLS: usize = 12 * PIECE;
 /// The most numbers that [`Kernels::top_k`] finds in a row.
 pub const MOST_TOP: usize = 64;
 
-/// Numbers of a row that one block of the search for the largest ones takes.
-const TOP_PART: usize = 4096;
+/// Numbers of a row that one block of the search for the largest ones takes, and the most it can take.
+const TOP_PART: usize = 2048;
+const TOP_MOST: usize = 4096;
 
 /// Products of one launch.
 const JOBS: usize = 4;
@@ -382,13 +383,13 @@ impl Kernels {
         }
         // Keys of all parts of a row, then those of the parts of these, until there is one part.
         let (mut from, mut len, mut start) = (None, cols, 0);
-        while len > TOP_PART {
+        while len > TOP_MOST {
             let parts = len.div_ceil(TOP_PART);
             let kept = scratch.slice(start..start + 8 * n * parts * k);
-            self.top(stream, logits, from, n, len, k, Some(kept), None)?;
+            self.top(stream, logits, from, (n, len, TOP_PART), k, Some(kept), None)?;
             (from, len, start) = (Some(kept), parts * k, start + kept.bytes());
         }
-        self.top(stream, logits, from, n, len, k, None, Some((values, ids)))
+        self.top(stream, logits, from, (n, len, TOP_MOST), k, None, Some((values, ids)))
     }
 
     fn top(
@@ -396,8 +397,7 @@ impl Kernels {
         stream: &Stream,
         logits: View<'_>,
         from: Option<View<'_>>,
-        n: usize,
-        len: usize,
+        (n, len, part): (usize, usize, usize),
         k: usize,
         kept: Option<View<'_>>,
         found: Option<(View<'_>, View<'_>)>,
@@ -406,12 +406,13 @@ impl Kernels {
             .maybe(from.is_none().then_some(logits))
             .maybe(from)
             .len(len)
+            .len(part)
             .len(k)
             .maybe(kept)
             .maybe(found.map(|(values, _)| values))
             .maybe(found.map(|(_, ids)| ids));
         // SAFETY: the views are as long as the kernel goes.
-        unsafe { self.top.launch(stream, [blocks(len, TOP_PART).max(1), n as u32, 1], &args) }
+        unsafe { self.top.launch(stream, [blocks(len, part).max(1), n as u32, 1], &args) }
     }
 
     /// Products with `n` rows of activations, which [`norm`](Self::norm) or another function has left in `acts` with the length of
@@ -446,28 +447,27 @@ impl Kernels {
         n: usize,
         cols: usize,
     ) -> Result<()> {
-        // Eight lanes share a row, and so do several waves while there are too few rows to keep the device busy: blocks of 256
-        // threads that fit a unit depend on the registers that sums need.
         let size = n.min(8).next_power_of_two();
-        let (resident, rows_of_lanes) = match size {
+        // Blocks that fit a multiprocessor by their registers, and rows that a lane takes at a time.
+        let (resident, rows) = match size {
             1 => (4, 2),
             8 => (2, self.rows_of_eight),
             _ => (3, 2),
         };
-        let units = cols / 32;
-        let rows: usize = products.iter().map(|product| product.weight.rows()).sum();
-        let waves = THREADS as usize / self.wave;
-        let busy = |split: usize| {
-            8 * rows.div_ceil(rows_of_lanes) * split <= self.units * resident * THREADS as usize
+        // Eight lanes share a row, or those of `split` waves: the more, the more blocks there are, and the more each costs beside
+        // what it multiplies, measured as a sixteenth.
+        let per_block = |split: usize| THREADS as usize / 8 * rows / split;
+        let cost = |split: usize| {
+            let blocks: usize =
+                products.iter().map(|product| product.weight.rows().div_ceil(per_block(split))).sum();
+            (blocks * n.div_ceil(8)).div_ceil(self.units * resident) * (16 / split + 1)
         };
-        let mut split = 1;
-        while split < waves
-            && units >= 16 * split
-            && (busy(2 * split) || size == 1 && split == 1 && units >= 64)
-        {
-            split *= 2;
-        }
-        let per_block = THREADS as usize / 8 * rows_of_lanes / split;
+        let split = [1, 2, 4, 8]
+            .into_iter()
+            .filter(|&split| split == 1 || split <= THREADS as usize / self.wave && 8 * split <= cols / 32)
+            .min_by_key(|&split| cost(split))
+            .unwrap_or(1);
+        let per_block = per_block(split);
         let args = Args::new().view(acts.q()).view(acts.s()).view(acts.x()).len(cols).len(n).len(split);
         let (args, grid) = jobs(args, products, per_block);
         let kernel = &self.matvec[size.trailing_zeros() as usize];
@@ -530,7 +530,7 @@ fn jobs(mut args: Args, products: &[Product<'_>], per_block: usize) -> (Args, u3
 /// Bytes of scratch for [`Kernels::top_k`].
 pub const fn top_k_scratch(n: usize, cols: usize, k: usize) -> usize {
     let (mut len, mut bytes) = (cols, 0);
-    while len > TOP_PART {
+    while len > TOP_MOST {
         let parts = len.div_ceil(TOP_PART);
         bytes += 8 * n * parts * k;
         len = parts * k;
