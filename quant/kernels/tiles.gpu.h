@@ -6,12 +6,6 @@
 #define QUANT_TILE_ROWS 128
 #define QUANT_TILE_COLS 64
 #define QUANT_TILE_STRIDE 72
-// The widest tiles whose next two steps the registers hold.
-#if GPU_AMD
-#define QUANT_TILE_TWO_AHEAD 0
-#else
-#define QUANT_TILE_TWO_AHEAD 64
-#endif
 #define QUANT_TILE_NO_ROW (-2147483647 - 1)
 
 // What a thread holds of the next tile of weights: one unit. Floats are halved or kept as they are.
@@ -87,10 +81,8 @@ DEVICE void quant_tile(const u8 *weight, u32 first, u32 rows, u32 cols, const Si
     const u32 my_row = first + t / 2;
     const bool row_there = my_row < rows;
     const u8 *my_weight = weight + (u64)(row_there ? my_row : first) * quant_stride(TYPE, cols);
-    // What the next steps need is on its way while a step is multiplied: of two steps where registers hold it.
-    constexpr u32 AHEAD = TN > QUANT_TILE_TWO_AHEAD ? 1 : 2;
-    QuantTileUnit<TYPE> units[AHEAD];
-    u32x4 acts[AHEAD][CHUNKS];
+    QuantTileUnit<TYPE> unit;
+    u32x4 acts[CHUNKS];
     // Rows of activations by their distance from the first: pointers would take twice the registers.
     const u16 *base = side.row(0);
     i32 from[CHUNKS];
@@ -100,43 +92,36 @@ DEVICE void quant_tile(const u8 *weight, u32 first, u32 rows, u32 cols, const Si
     }
     base += t % 8 * 8;
     const u32 steps = (cols + QUANT_TILE_COLS - 1) / QUANT_TILE_COLS;
-#define QUANT_TILE_LOAD(p, step)                                                                              \
+#define QUANT_TILE_LOAD(step)                                                                                 \
     {                                                                                                         \
         const u32 mine = 2 * (step) + t % 2, at = (step) * QUANT_TILE_COLS;                                   \
-        if (mine < nb) units[p].load(my_weight, nb, mine);                                                    \
+        if (mine < nb) unit.load(my_weight, nb, mine);                                                        \
         UNROLL for (u32 c = 0; c < CHUNKS; c++)                                                               \
-            acts[p][c] = from[c] != QUANT_TILE_NO_ROW && at + t % 8 * 8 < cols                                \
-                             ? *(const u32x4 *)(base + from[c] + at)                                          \
-                             : u32x4{0, 0, 0, 0};                                                             \
+            acts[c] = from[c] != QUANT_TILE_NO_ROW && at + t % 8 * 8 < cols                                   \
+                          ? *(const u32x4 *)(base + from[c] + at)                                             \
+                          : u32x4{0, 0, 0, 0};                                                                \
     }
-    UNROLL for (u32 p = 0; p < AHEAD; p++)
-        if (p < steps) QUANT_TILE_LOAD(p, p)
-    for (u32 start = 0; start < steps; start += AHEAD) {
-        UNROLL for (u32 p = 0; p < AHEAD; p++) {
-            const u32 step = start + p;
-            if (step < steps) {
-                barrier();
-                u16 *to = tile_a + t / 2 * QUANT_TILE_STRIDE + t % 2 * 32;
-                if (row_there && 2 * step + t % 2 < nb) {
-                    units[p].store(to);
-                } else {
-                    UNROLL for (u32 j = 0; j < 4; j++) ((u32x4 *)to)[j] = u32x4{0, 0, 0, 0};
-                }
-                UNROLL for (u32 c = 0; c < CHUNKS; c++) {
-                    const u32 i = (t + c * QUANT_TILE_THREADS) / 8;
-                    *(u32x4 *)(tile_b + i * QUANT_TILE_STRIDE + t % 8 * 8) = acts[p][c];
-                }
-                barrier();
-                if (step + AHEAD < steps) QUANT_TILE_LOAD(p, step + AHEAD)
-                UNROLL for (u32 k = 0; k < QUANT_TILE_COLS; k += 16) {
-                    MmaA a[2];
-                    UNROLL for (u32 i = 0; i < 2; i++)
-                        a[i] = mma_load_a(tile_a + (row_a + 16 * i) * QUANT_TILE_STRIDE + k, QUANT_TILE_STRIDE);
-                    UNROLL for (u32 j = 0; j < PART / 16; j++) {
-                        const MmaB b = mma_load_b(tile_b + (row_b + 16 * j) * QUANT_TILE_STRIDE + k, QUANT_TILE_STRIDE);
-                        UNROLL for (u32 i = 0; i < 2; i++) mma(sums[i][j], a[i], b);
-                    }
-                }
+    QUANT_TILE_LOAD(0)
+    for (u32 step = 0; step < steps; step++) {
+        barrier();
+        u16 *to = tile_a + t / 2 * QUANT_TILE_STRIDE + t % 2 * 32;
+        if (row_there && 2 * step + t % 2 < nb) {
+            unit.store(to);
+        } else {
+            UNROLL for (u32 j = 0; j < 4; j++) ((u32x4 *)to)[j] = u32x4{0, 0, 0, 0};
+        }
+        UNROLL for (u32 c = 0; c < CHUNKS; c++) {
+            const u32 i = (t + c * QUANT_TILE_THREADS) / 8;
+            *(u32x4 *)(tile_b + i * QUANT_TILE_STRIDE + t % 8 * 8) = acts[c];
+        }
+        barrier();
+        if (step + 1 < steps) QUANT_TILE_LOAD(step + 1)
+        UNROLL for (u32 k = 0; k < QUANT_TILE_COLS; k += 16) {
+            MmaA a[2];
+            UNROLL for (u32 i = 0; i < 2; i++) a[i] = mma_load_a(tile_a + (row_a + 16 * i) * QUANT_TILE_STRIDE + k, QUANT_TILE_STRIDE);
+            UNROLL for (u32 j = 0; j < PART / 16; j++) {
+                const MmaB b = mma_load_b(tile_b + (row_b + 16 * j) * QUANT_TILE_STRIDE + k, QUANT_TILE_STRIDE);
+                UNROLL for (u32 i = 0; i < 2; i++) mma(sums[i][j], a[i], b);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Kernels on devices, against the scalar reference.
 #![cfg(feature = "gpu")]
 
+use proptest::prelude::*;
 use skep_hal::gpu::testing::devices;
 use skep_hal::gpu::{Device, Memory, Stream};
 use skep_quant::gpu::{Acts, Gate, Kernels, Matrix, Product, pack, stride, top_k_scratch, unpack};
@@ -97,6 +98,28 @@ fn packed_rows_hold_the_same_numbers_bit_for_bit() {
                 assert!(same, "{ty} {cols} {i}: {want} {found}");
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_of_any_type_are_packed_without_loss(
+        which in 0..Type::ALL.len(),
+        blocks in 1_usize..40,
+        rows in 1_usize..4,
+        seed in any::<u64>(),
+    ) {
+        let ty = Type::ALL[which];
+        let cols = 32 * (blocks * ty.block_len()).div_ceil(32);
+        let mut random = Random(seed);
+        let bytes: Vec<u8> = (0..rows * ty.row_bytes(cols).unwrap()).map(|_| random.bits() as u8).collect();
+        let mut packed = vec![0xAA; rows * stride(ty, cols)];
+        pack(ty, cols, &bytes, &mut packed);
+        let want = rows_of(ty, cols, &bytes).concat();
+        let same = |(want, found): (&f32, &f32)| want.to_bits() == found.to_bits() || want.is_nan() && found.is_nan();
+        prop_assert!(want.iter().zip(&unpack(ty, cols, &packed)).all(same), "{ty} {rows}x{cols}");
     }
 }
 
