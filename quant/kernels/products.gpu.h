@@ -5,14 +5,10 @@ struct QuantPlainSide {
     const u16 *h;
     const float *scale;
     float *out;
-    u32 first, n, cols, rows, add;
+    u32 first, n, cols, add;
     DEVICE const u16 *row(u32 i) const { return first + i < n ? h + (u64)(first + i) * cols : nullptr; }
-    DEVICE void put(u32 i, u32 row, float v) const {
-        if (first + i >= n) return;
-        float *to = out + (u64)(first + i) * rows + row;
-        v *= scale[first + i];
-        *to = add ? *to + v : v;
-    }
+    DEVICE u32 place(u32 i) const { return first + i < n ? first + i : QUANT_TILE_NO_PLACE; }
+    DEVICE float factor(u32 i) const { return first + i < n ? scale[first + i] : 0.0f; }
 };
 
 #define QUANT_TILES(name, TN)                                                                                         \
@@ -22,7 +18,7 @@ struct QuantPlainSide {
         SHARED(u16, tile_b, TN *QUANT_TILE_STRIDE);                                                                   \
         u32 block = block_x();                                                                                        \
         const QuantJob job = QUANT_JOB(block, QUANT_TILE_ROWS);                                                       \
-        const QuantPlainSide side = {h, scale, job.out, block_y() * TN, n, cols, job.rows, job.add};                  \
+        const QuantPlainSide side = {h, scale, job.out, block_y() * TN, n, cols, job.add};                  \
         const u32 first = block * QUANT_TILE_ROWS;                                                                    \
         switch (job.type) {                                                                                           \
         case QUANT_F16: quant_tile<QUANT_F16, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;    \

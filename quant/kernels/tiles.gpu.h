@@ -6,6 +6,7 @@
 #define QUANT_TILE_ROWS 128
 #define QUANT_TILE_COLS 64
 #define QUANT_TILE_STRIDE 72
+#define QUANT_TILE_NO_PLACE 0xffffffffu
 #define QUANT_TILE_NO_ROW (-2147483647 - 1)
 
 // What a thread holds of the next tile of weights: one unit. Floats are halved or kept as they are.
@@ -65,7 +66,9 @@ template <> struct QuantTileUnit<QUANT_BF16> {
 // Where the rows of activations of a tile come from and where its sums go.
 //   const u16 *row(u32 i)       the halves of row i of the tile, null for a row that is not there; all rows are within 2^31
 //                               halves of the first, which is there if any is
-//   void put(u32 i, u32 row, float v)    the sum of row i with a row of weights
+//   u32 place(u32 i)            the row of `out` for row i of the tile, QUANT_TILE_NO_PLACE for a row that is not there
+//   float factor(u32 i)         what its sums are multiplied by
+//   float *out; u32 add         [places, rows of weights]; whether to add to what is there
 
 // Sums of QUANT_TILE_ROWS rows of weights from `first` with TN rows of activations.
 template <u32 TYPE, u32 TN, class Side>
@@ -126,10 +129,30 @@ DEVICE void quant_tile(const u8 *weight, u32 first, u32 rows, u32 cols, const Si
         }
     }
 #undef QUANT_TILE_LOAD
-    UNROLL for (u32 i = 0; i < 2; i++)
-        UNROLL for (u32 j = 0; j < PART / 16; j++)
-            UNROLL for (u32 e = 0; e < MMA_LANE; e++) {
-                const u32 row = first + row_a + 16 * i + mma_row(e);
-                if (row < rows) side.put(row_b + 16 * j + mma_col(e), row, sums[i][j].v[e]);
-            }
+    // Through shared memory, so that neighbouring lanes write neighbouring sums, and with all places and factors loaded before
+    // the first is written: one by one, every sum would wait for its own.
+    constexpr u32 STAGE = QUANT_TILE_ROWS + 4, SUMS = WAVES_N * 16 * QUANT_TILE_ROWS / QUANT_TILE_THREADS;
+    float *stage = (float *)tile_a, *factors = (float *)tile_b + TN;
+    u32 *places = (u32 *)tile_b;
+    barrier();
+    if (t < TN) places[t] = side.place(t), factors[t] = side.factor(t);
+    UNROLL for (u32 j = 0; j < PART / 16; j++) {
+        UNROLL for (u32 i = 0; i < 2; i++)
+            UNROLL for (u32 e = 0; e < MMA_LANE; e++)
+                stage[(wave % WAVES_N * 16 + mma_col(e)) * STAGE + row_a + 16 * i + mma_row(e)] = sums[i][j].v[e];
+        barrier();
+        float before[SUMS];
+        UNROLL for (u32 k = 0; k < SUMS; k++) {
+            const u32 col = (t + k * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
+            const u32 place = places[col / 16 * PART + 16 * j + col % 16];
+            before[k] = side.add && place != QUANT_TILE_NO_PLACE && row < rows ? side.out[(u64)place * rows + row] : 0.0f;
+        }
+        UNROLL for (u32 k = 0; k < SUMS; k++) {
+            const u32 col = (t + k * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
+            const u32 i = col / 16 * PART + 16 * j + col % 16, place = places[i];
+            if (place != QUANT_TILE_NO_PLACE && row < rows)
+                side.out[(u64)place * rows + row] = fma_(stage[col * STAGE + t % QUANT_TILE_ROWS], factors[i], before[k]);
+        }
+        barrier();
+    }
 }
