@@ -85,9 +85,13 @@ DEVICE u16 f2h(float f) {
 }
 // Two halves in a word, the first in its low half.
 DEVICE u32 f2h2(float low, float high) {
+#if __CUDA_ARCH__ >= 800
     u32 h;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low));
     return h;
+#else
+    return (u32)f2h(low) | (u32)f2h(high) << 16;
+#endif
 }
 DEVICE u32 bits(float f) { return __float_as_uint(f); }
 DEVICE float from_bits(u32 u) { return __uint_as_float(u); }

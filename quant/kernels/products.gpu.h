@@ -4,9 +4,12 @@
 struct QuantPlainSide {
     const u16 *h;
     const float *scale;
-    float *out;
-    u32 first, n, cols, add;
+    // In shared memory: registers are short where it is needed last.
+    const QuantJob *job;
+    u32 first, n, cols;
     DEVICE const u16 *row(u32 i) const { return first + i < n ? h + (u64)(first + i) * cols : nullptr; }
+    DEVICE float *out() const { return job->out; }
+    DEVICE bool add() const { return job->add; }
     DEVICE u32 place(u32 i) const { return first + i < n ? first + i : QUANT_TILE_NO_PLACE; }
     DEVICE float factor(u32 i) const { return first + i < n ? scale[first + i] : 0.0f; }
 };
@@ -18,7 +21,9 @@ struct QuantPlainSide {
         SHARED(u16, tile_b, TN *QUANT_TILE_STRIDE);                                                                   \
         u32 block = block_x();                                                                                        \
         const QuantJob job = QUANT_JOB(block, QUANT_TILE_ROWS);                                                       \
-        const QuantPlainSide side = {h, scale, job.out, block_y() * TN, n, cols, job.add};                  \
+        SHARED(QuantJob, kept, 1);                                                                                    \
+        if (thread_index() == 0) kept[0] = job;                                                                       \
+        const QuantPlainSide side = {h, scale, kept, block_y() * TN, n, cols};                                        \
         const u32 first = block * QUANT_TILE_ROWS;                                                                    \
         switch (job.type) {                                                                                           \
         case QUANT_F16: quant_tile<QUANT_F16, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;    \

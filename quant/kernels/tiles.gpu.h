@@ -68,7 +68,7 @@ template <> struct QuantTileUnit<QUANT_BF16> {
 //                               halves of the first, which is there if any is
 //   u32 place(u32 i)            the row of `out` for row i of the tile, QUANT_TILE_NO_PLACE for a row that is not there
 //   float factor(u32 i)         what its sums are multiplied by
-//   float *out; u32 add         [places, rows of weights]; whether to add to what is there
+//   float *out(), bool add()    [places, rows of weights]; whether to add to what is there; known after a barrier
 
 // Sums of QUANT_TILE_ROWS rows of weights from `first` with TN rows of activations.
 template <u32 TYPE, u32 TN, class Side>
@@ -129,11 +129,13 @@ DEVICE void quant_tile(const u8 *weight, u32 first, u32 rows, u32 cols, const Si
         }
     }
 #undef QUANT_TILE_LOAD
-    // Through shared memory, so that neighbouring lanes write neighbouring sums, and with all places and factors loaded before
-    // the first is written: one by one, every sum would wait for its own.
+    // Through shared memory, so that neighbouring lanes write neighbouring sums, with all places and factors loaded before the
+    // first is written.
     constexpr u32 STAGE = QUANT_TILE_ROWS + 4, SUMS = WAVES_N * 16 * QUANT_TILE_ROWS / QUANT_TILE_THREADS;
     float *stage = (float *)tile_a, *factors = (float *)tile_b + TN;
     u32 *places = (u32 *)tile_b;
+    float *const out = side.out();
+    const bool add = side.add();
     barrier();
     if (t < TN) places[t] = side.place(t), factors[t] = side.factor(t);
     UNROLL for (u32 j = 0; j < PART / 16; j++) {
@@ -141,17 +143,20 @@ DEVICE void quant_tile(const u8 *weight, u32 first, u32 rows, u32 cols, const Si
             UNROLL for (u32 e = 0; e < MMA_LANE; e++)
                 stage[(wave % WAVES_N * 16 + mma_col(e)) * STAGE + row_a + 16 * i + mma_row(e)] = sums[i][j].v[e];
         barrier();
-        float before[SUMS];
-        UNROLL for (u32 k = 0; k < SUMS; k++) {
-            const u32 col = (t + k * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
-            const u32 place = places[col / 16 * PART + 16 * j + col % 16];
-            before[k] = side.add && place != QUANT_TILE_NO_PLACE && row < rows ? side.out[(u64)place * rows + row] : 0.0f;
-        }
-        UNROLL for (u32 k = 0; k < SUMS; k++) {
-            const u32 col = (t + k * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
-            const u32 i = col / 16 * PART + 16 * j + col % 16, place = places[i];
-            if (place != QUANT_TILE_NO_PLACE && row < rows)
-                side.out[(u64)place * rows + row] = fma_(stage[col * STAGE + t % QUANT_TILE_ROWS], factors[i], before[k]);
+        // Four at a time, which registers hold beside the sums.
+        for (u32 start = 0; start < SUMS; start += 4) {
+            float before[4];
+            UNROLL for (u32 k = 0; k < 4; k++) {
+                const u32 col = (t + (start + k) * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
+                const u32 place = places[col / 16 * PART + 16 * j + col % 16];
+                before[k] = add && place != QUANT_TILE_NO_PLACE && row < rows ? out[(u64)place * rows + row] : 0.0f;
+            }
+            UNROLL for (u32 k = 0; k < 4; k++) {
+                const u32 col = (t + (start + k) * QUANT_TILE_THREADS) / QUANT_TILE_ROWS, row = first + t % QUANT_TILE_ROWS;
+                const u32 i = col / 16 * PART + 16 * j + col % 16, place = places[i];
+                if (place != QUANT_TILE_NO_PLACE && row < rows)
+                    out[(u64)place * rows + row] = fma_(stage[col * STAGE + t % QUANT_TILE_ROWS], factors[i], before[k]);
+            }
         }
         barrier();
     }
