@@ -49,7 +49,12 @@ struct alignas(8) f32x2 {
 #define WAVE 32
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// Turing splits matrix products, and needs more registers for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define KERNEL_TWO(name, threads) KERNEL(name, threads)
+#else
 #define KERNEL_TWO(name, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name
+#endif
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define UNROLL _Pragma("unroll")
