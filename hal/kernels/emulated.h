@@ -18,6 +18,7 @@
 #define KERNEL(name, threads)                     \
     static constexpr unsigned name##_threads = threads; \
     static void name
+#define KERNEL_TWO(name, threads) KERNEL(name, threads)
 #define EXPORT(name)                                                           \
     extern "C" __attribute__((visibility("default"))) const emulated::Entry    \
         skep_entry_##name = emulated::entry<&name>(name##_threads);
@@ -332,6 +333,7 @@ DEVICE u16 f2h(float f) {
     memcpy(&h, &half, 2);
     return h;
 }
+DEVICE u32 f2h2(float low, float high) { return (u32)f2h(low) | (u32)f2h(high) << 16; }
 DEVICE u32 bits(float f) {
     u32 u;
     memcpy(&u, &f, 4);
@@ -352,6 +354,7 @@ DEVICE float floor_(float x) { return floorf(x); }
 DEVICE float round_(float x) { return rintf(x); }
 DEVICE double floor64(double x) { return floor(x); }
 DEVICE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float mul_(float a, float b) { return a * b; } // The host's compiler fuses nothing.
 DEVICE float max_(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE float min_(float a, float b) { return __builtin_fminf(a, b); }
 DEVICE float abs_(float a) { return __builtin_fabsf(a); }

@@ -2,6 +2,8 @@
 // emulated device (the host's C++ compiler). Kernels use nothing beyond what is declared here.
 //
 //   KERNEL(name, threads)(arguments) { ... }   an entry point of exactly `threads` threads per block, a multiple of WAVE
+//   KERNEL_TWO(name, threads)(arguments) { ... }   the same, with few enough registers for two blocks at a time where the
+//                                              compiler is the one to ration them
 //   EXPORT(name)                               after it, makes it known to the emulated device
 //   SHARED(type, name, n)                      n elements of memory that the block shares, at most 64 KiB in all
 //
@@ -47,6 +49,12 @@ struct alignas(8) f32x2 {
 #define WAVE 32
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// Turing splits matrix products, and needs more registers for them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define KERNEL_TWO(name, threads) KERNEL(name, threads)
+#else
+#define KERNEL_TWO(name, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name
+#endif
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define UNROLL _Pragma("unroll")
@@ -80,6 +88,16 @@ DEVICE u16 f2h(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
+// Two halves in a word, the first in its low half.
+DEVICE u32 f2h2(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 h;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(high), "f"(low));
+    return h;
+#else
+    return (u32)f2h(low) | (u32)f2h(high) << 16;
+#endif
+}
 DEVICE u32 bits(float f) { return __float_as_uint(f); }
 DEVICE float from_bits(u32 u) { return __uint_as_float(u); }
 DEVICE float exp_(float x) { return __expf(x); }
@@ -92,6 +110,8 @@ DEVICE float floor_(float x) { return floorf(x); }
 DEVICE float round_(float x) { return rintf(x); }
 DEVICE double floor64(double x) { return floor(x); }
 DEVICE float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// A product that is rounded by itself, whatever is done with it: compilers fuse others into sums.
+DEVICE float mul_(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float max_(float a, float b) { return fmaxf(a, b); }
 DEVICE float min_(float a, float b) { return fminf(a, b); }
 DEVICE float abs_(float a) { return fabsf(a); }
@@ -191,6 +211,7 @@ DEVICE u32 mma_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define KERNEL(name, threads) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads))) name
+#define KERNEL_TWO(name, threads) KERNEL(name, threads)
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __attribute__((aligned(16))) T name[n]
 #define UNROLL _Pragma("unroll")
@@ -247,6 +268,7 @@ DEVICE i32 dot4(i32 a, i32 b, i32 c) {
 
 DEVICE float h2f(u16 h) { return (float)__builtin_bit_cast(_Float16, h); }
 DEVICE u16 f2h(float f) { return __builtin_bit_cast(u16, (_Float16)f); }
+DEVICE u32 f2h2(float low, float high) { return (u32)f2h(low) | (u32)f2h(high) << 16; }
 DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 DEVICE float from_bits(u32 u) { return __builtin_bit_cast(float, u); }
 DEVICE float exp_(float x) { return __builtin_elementwise_exp(x); }
@@ -257,6 +279,10 @@ DEVICE float floor_(float x) { return __builtin_elementwise_floor(x); }
 DEVICE float round_(float x) { return __builtin_elementwise_roundeven(x); }
 DEVICE double floor64(double x) { return __builtin_elementwise_floor(x); }
 DEVICE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float mul_(float a, float b) {
+#pragma clang fp contract(off)
+    return a * b;
+}
 DEVICE float max_(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE float min_(float a, float b) { return __builtin_fminf(a, b); }
 DEVICE float abs_(float a) { return __builtin_fabsf(a); }

@@ -163,13 +163,14 @@ EXPORT(moe_group)
 struct MoeSide {
     const u16 *h;
     const float *scale;
-    float *out;
+    float *results;
     const u32 *sorted;
     u32 count, per, cols, rows;
     DEVICE const u16 *row(u32 i) const { return i < count ? h + (u64)(sorted[i] / per) * cols : nullptr; }
-    DEVICE void put(u32 i, u32 row, float v) const {
-        if (i < count) out[(u64)sorted[i] * rows + row] = v * scale[sorted[i] / per];
-    }
+    DEVICE u32 place(u32 i) const { return i < count ? sorted[i] : QUANT_TILE_NO_PLACE; }
+    DEVICE float factor(u32 i) const { return i < count ? scale[sorted[i] / per] : 0.0f; }
+    DEVICE float *out() const { return results; }
+    DEVICE bool add() const { return false; }
 };
 
 #define MOE_TILES(name, TN)                                                                                            \

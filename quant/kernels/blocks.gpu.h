@@ -4,7 +4,8 @@
 //
 //   plane      Q4_0  Q4_1  Q5_0  Q5_1  Q8_0  Q4_K  Q5_K  Q6_K   bytes a unit
 //   low         16    16    16    16    32    16    16    16    byte i: weight i in the low nibble, i + 16 in the high one;
-//                                                               Q8_0: the signed codes themselves
+//                                                               Q8_0: signed codes, weights 0 to 15 of all units, then
+//                                                               weights 16 to 31: a load of a wave touches whole lines
 //   high                     4     4           0     4     8    5 bits: bit 8 b + j is the fifth bit of weight 4 j + b
 //                                                               6 bits: bits 8 b + 2 (j % 4) of word j / 4, of the same
 //   scale                                      2     2     2    scale and minimum of the unit; of its two halves in Q6_K
@@ -57,8 +58,8 @@ template <u32 TYPE> struct QuantRaw {
 
 template <u32 TYPE> DEVICE QuantRaw<TYPE> quant_load(const u8 *row, u32 nb, u32 unit) {
     QuantRaw<TYPE> raw;
-    raw.low = stream16(row + quant_low_bytes(TYPE) * unit);
-    if (TYPE == QUANT_Q8_0) raw.more = stream16(row + 32 * unit + 16);
+    raw.low = stream16(row + 16 * unit);
+    if (TYPE == QUANT_Q8_0) raw.more = stream16(row + 16 * (nb + unit));
     const u8 *high = row + quant_high_at(TYPE, nb);
     if (quant_high_bytes(TYPE) == 4) raw.high0 = stream4(high + 4 * unit);
     if (quant_high_bytes(TYPE) == 8) {
@@ -72,8 +73,8 @@ template <u32 TYPE> DEVICE QuantRaw<TYPE> quant_load(const u8 *row, u32 nb, u32 
     return raw;
 }
 
-// The codes of a unit as 8 words of 4 bytes, weight 4 j + b in byte b of word j, with an offset still on them, and the two
-// numbers of each half of 16 that turn codes into weights: weight = scale * code + shift.
+// The codes of a unit as 8 words of 4 bytes, weight 4 j + b in byte b of word j, signed in Q8_0 and Q6_K, and the two numbers
+// of each half of 16 that turn codes into weights: weight = scale * code + shift.
 struct QuantUnit {
     i32 words[8];
     float scale[2], shift[2];
@@ -95,8 +96,11 @@ template <u32 TYPE> DEVICE QuantUnit quant_unpack(const QuantRaw<TYPE> &raw) {
                 second |= ((raw.high0 >> (j + 4)) & 0x01010101u) << 4;
             }
             if (quant_high_bytes(TYPE) == 8) {
-                first |= ((raw.high0 >> (2 * j)) & 0x03030303u) << 4;
-                second |= ((raw.high1 >> (2 * j)) & 0x03030303u) << 4;
+                // 32 less in every byte: the top bit keeps bytes from borrowing.
+                first |= ((raw.high0 >> (2 * j) << 4) & 0x30303030u) | 0x80808080u;
+                second |= ((raw.high1 >> (2 * j) << 4) & 0x30303030u) | 0x80808080u;
+                first = (first - 0x20202020u) ^ 0x80808080u;
+                second = (second - 0x20202020u) ^ 0x80808080u;
             }
             unit.words[j] = (i32)first;
             unit.words[j + 4] = (i32)second;
@@ -105,11 +109,11 @@ template <u32 TYPE> DEVICE QuantUnit quant_unpack(const QuantRaw<TYPE> &raw) {
     const float d = h2f((u16)raw.super), m = h2f((u16)(raw.super >> 16));
     if (TYPE == QUANT_Q4_K || TYPE == QUANT_Q5_K) {
         unit.scale[0] = unit.scale[1] = d * (float)(raw.scale & 255);
-        unit.shift[0] = unit.shift[1] = -(m * (float)(raw.scale >> 8));
+        unit.shift[0] = unit.shift[1] = -mul_(m, (float)(raw.scale >> 8));
     } else if (TYPE == QUANT_Q6_K) {
         UNROLL for (u32 h = 0; h < 2; h++) {
             unit.scale[h] = d * (float)(i8)(raw.scale >> (8 * h));
-            unit.shift[h] = -32.0f * unit.scale[h];
+            unit.shift[h] = 0.0f;
         }
     } else {
         unit.scale[0] = unit.scale[1] = d;
@@ -138,35 +142,33 @@ DEVICE QuantActs quant_load_acts(const i8 *q, const f32x2 *s, u32 unit) {
 
 // The product of 32 weights with 32 activations.
 template <u32 TYPE> DEVICE float quant_dot(const QuantUnit &unit, const QuantActs &acts) {
-    if (TYPE == QUANT_Q6_K) {
-        i32 first = 0, second = 0, sum = 0, rest = 0;
-        UNROLL for (u32 j = 0; j < 4; j++) {
-            first = dot4(unit.words[j], acts.words[j], first);
-            second = dot4(unit.words[j + 4], acts.words[j + 4], second);
-            sum = dot4(0x01010101, acts.words[j], sum);
-            rest = dot4(0x01010101, acts.words[j + 4], rest);
-        }
-        return acts.s.x * (unit.scale[0] * (float)(first - 32 * sum) + unit.scale[1] * (float)(second - 32 * rest));
-    }
     i32 sum = 0, rest = 0;
     UNROLL for (u32 j = 0; j < 4; j++) {
         sum = dot4(unit.words[j], acts.words[j], sum);
         rest = dot4(unit.words[j + 4], acts.words[j + 4], rest);
     }
+    if (TYPE == QUANT_Q6_K) return acts.s.x * fma_(unit.scale[0], (float)sum, unit.scale[1] * (float)rest);
     const float codes = unit.scale[0] * (acts.s.x * (float)(sum + rest));
     return TYPE == QUANT_Q8_0 ? codes : codes + unit.shift[0] * acts.s.y;
 }
 
-// Weight i of a unit. Codes of Q8_0 have a sign, the others none.
+// Weight i of a unit.
 template <u32 TYPE> DEVICE float quant_weight(const QuantUnit &unit, u32 i) {
     const i32 byte = unit.words[i / 4] >> (8 * (i % 4));
-    const float code = TYPE == QUANT_Q8_0 ? (float)(i8)byte : (float)(byte & 255);
+    const float code = TYPE == QUANT_Q8_0 || TYPE == QUANT_Q6_K ? (float)(i8)byte : (float)(byte & 255);
     if (TYPE == QUANT_Q4_0) return unit.scale[0] * (code - 8.0f);
     if (TYPE == QUANT_Q5_0) return unit.scale[0] * (code - 16.0f);
-    if (TYPE == QUANT_Q6_K) return unit.scale[i / 16] * (code - 32.0f);
-    // Rounded twice, as in the reference: not one multiply-add.
-    const float scaled = unit.scale[0] * code;
-    return TYPE == QUANT_Q8_0 ? scaled : scaled + unit.shift[0];
+    if (TYPE == QUANT_Q6_K) return unit.scale[i / 16] * code;
+    if (TYPE == QUANT_Q8_0) return unit.scale[0] * code;
+    // Rounded twice, as in the reference.
+    return mul_(unit.scale[0], code) + unit.shift[0];
+}
+
+// Weight i of a unit for products in f16, which round it anyway.
+template <u32 TYPE> DEVICE float quant_weight_near(const QuantUnit &unit, u32 i) {
+    const i32 byte = unit.words[i / 4] >> (8 * (i % 4));
+    if (TYPE == QUANT_Q8_0 || TYPE == QUANT_Q6_K) return unit.scale[i / 16] * (float)(i8)byte;
+    return fma_(unit.scale[0], (float)(byte & 255), unit.shift[0]);
 }
 
 // Weight i of a row of floats.
@@ -197,46 +199,80 @@ struct QuantShare {
     u32 part, step;
 };
 
-// Sums over the units of a row that fall to this lane. Two units at a time, so that their loads are under way together.
-template <u32 TYPE, u32 N>
-DEVICE void quant_row_sums(const u8 *row, u32 cols, QuantShare share, const i8 *q, const f32x2 *s, const float *x,
-                           u32 n, float *sums) {
-    if (quant_is_float(TYPE)) {
-        // Pieces of 16 bytes.
-        constexpr u32 PIECE = TYPE == QUANT_F32 ? 4 : 8;
-        for (u32 piece = share.part; piece < cols / PIECE; piece += share.step) {
-            const u32x4 raw = stream16(row + 16 * piece);
-            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-            UNROLL for (u32 t = 0; t < N; t++) {
-                const float *at = x + (u64)min_u32(t, n - 1) * cols + PIECE * piece;
-                UNROLL for (u32 i = 0; i < PIECE; i++) {
-                    const float weight = TYPE == QUANT_F32   ? from_bits(words[i % 4])
-                                         : TYPE == QUANT_F16 ? h2f((u16)(words[i / 2] >> (16 * (i % 2))))
-                                                             : bf2f((u16)(words[i / 2] >> (16 * (i % 2))));
-                    sums[t] = fma_(weight, at[i], sums[t]);
+// Sums of R rows, `apart` bytes from one to the next, with N rows of activations, over the units that fall to this lane:
+// sums[r * N + t]. Activations beyond `n` repeat the last. The next units are loaded before these are multiplied.
+template <u32 TYPE, u32 N, u32 R>
+DEVICE void quant_unit_sums(const u8 *row, u64 apart, u32 cols, QuantShare share, const i8 *q, const f32x2 *s, u32 n,
+                            float *sums) {
+    // Two units ahead for one row.
+    constexpr u32 AHEAD = R == 1 ? 2 : 1;
+    const u32 nb = cols / 32;
+    QuantRaw<TYPE> raw[AHEAD][R];
+    UNROLL for (u32 p = 0; p < AHEAD; p++)
+        if (share.part + p * share.step < nb)
+            UNROLL for (u32 r = 0; r < R; r++) raw[p][r] = quant_load<TYPE>(row + r * apart, nb, share.part + p * share.step);
+    for (u32 start = share.part; start < nb; start += AHEAD * share.step) {
+        UNROLL for (u32 p = 0; p < AHEAD; p++) {
+            const u32 unit = start + p * share.step, later = unit + AHEAD * share.step;
+            if (unit < nb) {
+                QuantUnit units[R];
+                UNROLL for (u32 r = 0; r < R; r++) units[r] = quant_unpack<TYPE>(raw[p][r]);
+                if (later < nb)
+                    UNROLL for (u32 r = 0; r < R; r++) raw[p][r] = quant_load<TYPE>(row + r * apart, nb, later);
+                UNROLL for (u32 t = 0; t < N; t++) {
+                    const QuantActs acts = quant_load_acts(q, s, min_u32(t, n - 1) * nb + unit);
+                    UNROLL for (u32 r = 0; r < R; r++) sums[r * N + t] += quant_dot<TYPE>(units[r], acts);
                 }
             }
         }
-    } else {
-        const u32 nb = cols / 32;
-        u32 unit = share.part;
-        for (; unit + share.step < nb; unit += 2 * share.step) {
-            const QuantRaw<TYPE> a = quant_load<TYPE>(row, nb, unit), b = quant_load<TYPE>(row, nb, unit + share.step);
-            const QuantUnit first = quant_unpack<TYPE>(a), second = quant_unpack<TYPE>(b);
-            UNROLL for (u32 t = 0; t < N; t++) {
-                const u64 token = min_u32(t, n - 1);
-                const i8 *qt = q + token * cols;
-                const f32x2 *st = s + token * nb;
-                sums[t] += quant_dot<TYPE>(first, quant_load_acts(qt, st, unit));
-                sums[t] += quant_dot<TYPE>(second, quant_load_acts(qt, st, unit + share.step));
-            }
-        }
-        if (unit < nb) {
-            const QuantUnit last = quant_unpack<TYPE>(quant_load<TYPE>(row, nb, unit));
-            UNROLL for (u32 t = 0; t < N; t++) {
-                const u64 token = min_u32(t, n - 1);
-                sums[t] += quant_dot<TYPE>(last, quant_load_acts(q + token * cols, s + token * nb, unit));
-            }
-        }
     }
+}
+
+// The same for rows of floats, in pieces of 16 bytes.
+template <u32 TYPE, u32 N, u32 R>
+DEVICE void quant_float_sums(const u8 *row, u64 apart, u32 cols, QuantShare share, const float *x, u32 n, float *sums) {
+    constexpr u32 PIECE = TYPE == QUANT_F32 ? 4 : 8, AHEAD = 4 / R;
+    const u32 pieces = cols / PIECE;
+    for (u32 start = share.part; start < pieces; start += AHEAD * share.step) {
+        u32x4 raw[AHEAD][R];
+        UNROLL for (u32 p = 0; p < AHEAD; p++)
+            if (start + p * share.step < pieces)
+                UNROLL for (u32 r = 0; r < R; r++) raw[p][r] = stream16(row + r * apart + 16 * (start + p * share.step));
+        UNROLL for (u32 p = 0; p < AHEAD; p++)
+            if (start + p * share.step < pieces)
+                UNROLL for (u32 t = 0; t < N; t++) {
+                    const f32x4 *at = (const f32x4 *)(x + min_u32(t, n - 1) * cols + PIECE * (start + p * share.step));
+                    UNROLL for (u32 half = 0; half < PIECE / 4; half++) {
+                        const f32x4 v = at[half];
+                        UNROLL for (u32 r = 0; r < R; r++) {
+                            const u32x4 w = raw[p][r];
+                            const u32 words[4] = {w.x, w.y, w.z, w.w};
+                            const float a[4] = {v.x, v.y, v.z, v.w};
+                            UNROLL for (u32 i = 0; i < 4; i++) {
+                                const u16 bits = (u16)(words[half * 2 + i / 2 & 3] >> (16 * (i % 2)));
+                                const float weight = TYPE == QUANT_F32   ? from_bits(words[i])
+                                                     : TYPE == QUANT_F16 ? h2f(bits)
+                                                                         : bf2f(bits);
+                                sums[r * N + t] = fma_(weight, a[i], sums[r * N + t]);
+                            }
+                        }
+                    }
+                }
+    }
+}
+
+template <u32 TYPE, u32 N, u32 R>
+DEVICE void quant_sums(const u8 *row, u64 apart, u32 cols, QuantShare share, const i8 *q, const f32x2 *s, const float *x,
+                       u32 n, float *sums) {
+    if constexpr (quant_is_float(TYPE))
+        quant_float_sums<TYPE, N, R>(row, apart, cols, share, x, n, sums);
+    else
+        quant_unit_sums<TYPE, N, R>(row, apart, cols, share, q, s, n, sums);
+}
+
+// Sums of one row.
+template <u32 TYPE, u32 N>
+DEVICE void quant_row_sums(const u8 *row, u32 cols, QuantShare share, const i8 *q, const f32x2 *s, const float *x,
+                           u32 n, float *sums) {
+    quant_sums<TYPE, N, 1>(row, 0, cols, share, q, s, x, n, sums);
 }

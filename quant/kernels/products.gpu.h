@@ -4,44 +4,47 @@
 struct QuantPlainSide {
     const u16 *h;
     const float *scale;
-    float *out;
-    u32 first, n, cols, rows, add;
+    // In shared memory: registers are short where it is needed last.
+    const QuantJob *job;
+    u32 first, n, cols;
     DEVICE const u16 *row(u32 i) const { return first + i < n ? h + (u64)(first + i) * cols : nullptr; }
-    DEVICE void put(u32 i, u32 row, float v) const {
-        if (first + i >= n) return;
-        float *to = out + (u64)(first + i) * rows + row;
-        v *= scale[first + i];
-        *to = add ? *to + v : v;
-    }
+    DEVICE float *out() const { return job->out; }
+    DEVICE bool add() const { return job->add; }
+    DEVICE u32 place(u32 i) const { return first + i < n ? first + i : QUANT_TILE_NO_PLACE; }
+    DEVICE float factor(u32 i) const { return first + i < n ? scale[first + i] : 0.0f; }
 };
 
-#define QUANT_TILES(name, TN)                                                                                               \
-    KERNEL(name, QUANT_TILE_THREADS)                                                                      \
-    (const u8 *weight, u32 type, u32 rows, u32 cols, const u16 *h, const float *scale, u32 n, float *out, u32 add) {  \
+#define QUANT_TILES(name, TN)                                                                                         \
+    KERNEL_TWO(name, QUANT_TILE_THREADS)                                                                              \
+    (u32 cols, const u16 *h, const float *scale, u32 n, QUANT_JOB_PARAMETERS) {                                       \
         SHARED(u16, tile_a, QUANT_TILE_ROWS *QUANT_TILE_STRIDE);                                                      \
         SHARED(u16, tile_b, TN *QUANT_TILE_STRIDE);                                                                   \
-        const QuantPlainSide side = {h, scale, out, block_y() * TN, n, cols, rows, add};                              \
-        const u32 first = block_x() * QUANT_TILE_ROWS;                                                                \
-        switch (type) {                                                                                               \
-        case QUANT_F16: quant_tile<QUANT_F16, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;            \
-        case QUANT_BF16: quant_tile<QUANT_BF16, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q4_0: quant_tile<QUANT_Q4_0, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q4_1: quant_tile<QUANT_Q4_1, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q5_0: quant_tile<QUANT_Q5_0, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q5_1: quant_tile<QUANT_Q5_1, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q8_0: quant_tile<QUANT_Q8_0, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q4_K: quant_tile<QUANT_Q4_K, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q5_K: quant_tile<QUANT_Q5_K, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
-        case QUANT_Q6_K: quant_tile<QUANT_Q6_K, TN>(weight, first, rows, cols, side, tile_a, tile_b); break;          \
+        u32 block = block_x();                                                                                        \
+        const QuantJob job = QUANT_JOB(block, QUANT_TILE_ROWS);                                                       \
+        SHARED(QuantJob, kept, 1);                                                                                    \
+        if (thread_index() == 0) kept[0] = job;                                                                       \
+        const QuantPlainSide side = {h, scale, kept, block_y() * TN, n, cols};                                        \
+        const u32 first = block * QUANT_TILE_ROWS;                                                                    \
+        switch (job.type) {                                                                                           \
+        case QUANT_F16: quant_tile<QUANT_F16, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;    \
+        case QUANT_BF16: quant_tile<QUANT_BF16, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q4_0: quant_tile<QUANT_Q4_0, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q4_1: quant_tile<QUANT_Q4_1, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q5_0: quant_tile<QUANT_Q5_0, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q5_1: quant_tile<QUANT_Q5_1, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q8_0: quant_tile<QUANT_Q8_0, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q4_K: quant_tile<QUANT_Q4_K, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q5_K: quant_tile<QUANT_Q5_K, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
+        case QUANT_Q6_K: quant_tile<QUANT_Q6_K, TN>(job.weight, first, job.rows, cols, side, tile_a, tile_b); break;  \
         }                                                                                                             \
     }                                                                                                                 \
     EXPORT(name)
-QUANT_TILES(quant_tiles_narrow, 32)
+QUANT_TILES(quant_tiles_narrow, 64)
 // As wide as the registers hold.
-#if GPU_NVIDIA
-QUANT_TILES(quant_tiles_wide, 128)
-#else
+#if GPU_AMD
 QUANT_TILES(quant_tiles_wide, 64)
+#else
+QUANT_TILES(quant_tiles_wide, 128)
 #endif
 
 // F32 weights with f32 activations, 64 by 64 sums a block: routers decide by small differences.

@@ -1,7 +1,7 @@
 //! Quantised weights and their products on a device (feature `gpu`).
 //!
 //! Weights are packed once, on the host, in the order in which the lanes of a wave load them ([`pack`]; `kernels/blocks.gpu.h`
-//! has the layout). Values are those of the file, bit for bit. Products with up to 8 rows of activations take these as
+//! has the layout). Values are those of the file, bit for bit. Products with up to 32 rows of activations take these as
 //! bytes with a scale for every 32 and sum integers; products with more rows decode weights to f16 and use the matrix
 //! units. F32 weights are multiplied in f32 either way.
 
@@ -11,7 +11,7 @@ mod layout;
 mod matrix;
 
 pub use acts::Acts;
-pub use kernels::{Gate, Kernels, MOST_COLS, Product, SOURCE, outputs};
+pub use kernels::{Gate, Kernels, MOST_COLS, MOST_TOP, Product, SOURCE, outputs, top_k_scratch};
 pub use layout::{pack, stride, unpack};
 pub use matrix::{Matrix, MatrixView};
 

@@ -1,9 +1,10 @@
 //! Kernels on devices, against the scalar reference.
 #![cfg(feature = "gpu")]
 
+use proptest::prelude::*;
 use skep_hal::gpu::testing::devices;
 use skep_hal::gpu::{Device, Memory, Stream};
-use skep_quant::gpu::{Acts, Gate, Kernels, Matrix, Product, pack, stride, unpack};
+use skep_quant::gpu::{Acts, Gate, Kernels, Matrix, Product, pack, stride, top_k_scratch, unpack};
 use skep_quant::{Type, reference};
 
 /// A generator of plain numbers, the same in every run.
@@ -100,6 +101,28 @@ fn packed_rows_hold_the_same_numbers_bit_for_bit() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_of_any_type_are_packed_without_loss(
+        which in 0..Type::ALL.len(),
+        blocks in 1_usize..40,
+        rows in 1_usize..4,
+        seed in any::<u64>(),
+    ) {
+        let ty = Type::ALL[which];
+        let cols = 32 * (blocks * ty.block_len()).div_ceil(32);
+        let mut random = Random(seed);
+        let bytes: Vec<u8> = (0..rows * ty.row_bytes(cols).unwrap()).map(|_| random.bits() as u8).collect();
+        let mut packed = vec![0xAA; rows * stride(ty, cols)];
+        pack(ty, cols, &bytes, &mut packed);
+        let want = rows_of(ty, cols, &bytes).concat();
+        let same = |(want, found): (&f32, &f32)| want.to_bits() == found.to_bits() || want.is_nan() && found.is_nan();
+        prop_assert!(want.iter().zip(&unpack(ty, cols, &packed)).all(same), "{ty} {rows}x{cols}");
+    }
+}
+
 #[test]
 fn embeddings_are_decoded_bit_for_bit() {
     everywhere(|Bench { device, stream, kernels }| {
@@ -157,7 +180,10 @@ fn product_case(
         .map(|(&ty, &rows)| {
             let bytes = random.weights(ty, rows, cols);
             let matrix = Matrix::upload(stream, ty, rows, cols, 1, &bytes).unwrap();
-            (bytes, matrix, Memory::new(device, 4 * n * rows).unwrap())
+            let out = Memory::new(device, 4 * n * rows).unwrap();
+            // What is not written stays NaN.
+            out.view().fill(stream, 0xFF).unwrap();
+            (bytes, matrix, out)
         })
         .collect();
     for add in [false, true] {
@@ -190,7 +216,8 @@ fn product_case(
                         row.iter().zip(x).map(|(w, x)| (f64::from(*w) * f64::from(*x)).abs()).sum();
                     let rounding = match ty {
                         Type::F32 => size * 1e-6,
-                        _ if n > 8 => size * 7e-4,
+                        // Both factors are rounded.
+                        _ if n > 32 => size * 1e-3,
                         Type::F16 | Type::BF16 => size * 1e-6,
                         _ => 6.0 * squares.sqrt() + size * 1e-6,
                     };
@@ -213,6 +240,16 @@ fn products_with_few_rows_match_the_reference() {
                 product_case(bench, &mut random, types, &rows, cols, n, n == 5);
             }
         }
+        // More than one group of rows of activations.
+        for (n, cols, hostile) in [(9, 256, true), (17, 512, false), (32, 256, false)] {
+            let types = [Type::Q4_K, Type::Q6_K, Type::Q8_0, Type::F32];
+            product_case(bench, &mut random, &types, &[33, 1, 5, 8], cols, n, hostile);
+        }
+        // Rows so few that all waves of a block share them.
+        for ty in Type::ALL {
+            product_case(bench, &mut random, &[ty], &[3], 4096, 1, false);
+            product_case(bench, &mut random, &[ty], &[2], 2048 + ty.block_len().max(32), 6, false);
+        }
         // Rows of 32-element types may have any number of units.
         let types = [Type::Q4_0, Type::Q8_0, Type::Q5_1, Type::F16];
         product_case(bench, &mut random, &types, &[5, 6, 7, 8], 32, 1, false);
@@ -224,21 +261,20 @@ fn products_with_few_rows_match_the_reference() {
 fn products_with_many_rows_match_the_reference() {
     everywhere(|bench| {
         let mut random = Random(4);
-        for (n, cols, hostile) in [(9, 256, true), (33, 512, false), (70, 256, false)] {
+        for (n, cols, hostile) in [(33, 512, false), (40, 256, true), (70, 256, false)] {
             for ty in Type::ALL {
                 product_case(bench, &mut random, &[ty], &[if n == 33 { 130 } else { 40 }], cols, n, hostile);
             }
         }
-        for ty in [Type::Q8_0, Type::Q5_0, Type::F32, Type::BF16] {
-            product_case(bench, &mut random, &[ty], &[31], 96, 17, false);
-        }
+        let types = [Type::Q8_0, Type::Q5_0, Type::F32, Type::BF16, Type::F16, Type::Q4_1];
+        product_case(bench, &mut random, &types, &[31, 129, 3, 1, 5, 64], 96, 35, false);
     });
 }
 
 #[test]
 fn numbers_beyond_f16_do_not_overflow_in_tiles() {
     everywhere(|Bench { device, stream, kernels }| {
-        let (n, cols) = (9, 64);
+        let (n, cols) = (33, 64);
         let x: Vec<f32> = (0..n * cols).map(|i| 3e38 / (1 + i % cols) as f32 / 2e3).collect();
         let input = Memory::of(stream, &x).unwrap();
         let acts = Acts::new(device, n, cols).unwrap();
@@ -367,6 +403,69 @@ fn the_largest_number_is_found_whatever_stands_beside_it() {
             let mut found = [0_u32; 5];
             ids.view().download(stream, &mut found).unwrap();
             assert_eq!(found, [17, u32::MAX, 0, 4096, 0]);
+        }
+    });
+}
+
+#[test]
+fn the_largest_numbers_are_found_in_order() {
+    everywhere(|Bench { device, stream, kernels }| {
+        let mut random = Random(9);
+        for (n, cols, k) in [(2, 9001, 64), (1, 4097, 5), (3, 100, 7), (1, 40, 64), (1, 1, 1), (2, 4096, 1)] {
+            // Few values, so that many are equal.
+            let mut logits: Vec<f32> = (0..n * cols).map(|_| (random.number() * 500.0).round()).collect();
+            logits.iter_mut().step_by(7).for_each(|x| *x = f32::NAN);
+            if n == 3 {
+                logits[..cols].fill(f32::NAN);
+                logits[cols..2 * cols].fill(f32::NEG_INFINITY);
+            }
+            let input = Memory::of(stream, &logits).unwrap();
+            let scratch = Memory::new(device, top_k_scratch(n, cols, k).max(1)).unwrap();
+            let (values, ids) =
+                (Memory::new(device, 4 * n * k).unwrap(), Memory::new(device, 4 * n * k).unwrap());
+            kernels
+                .top_k(stream, input.view(), n, cols, k, scratch.view(), values.view(), ids.view())
+                .unwrap();
+            let found = download(stream, &values, n * k);
+            let mut found_ids = vec![0_u32; n * k];
+            ids.view().download(stream, &mut found_ids).unwrap();
+            for (row, logits) in logits.chunks_exact(cols).enumerate() {
+                let mut want: Vec<usize> = (0..cols).filter(|&i| !logits[i].is_nan()).collect();
+                want.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap().then(a.cmp(&b)));
+                for i in 0..k {
+                    let (id, value) =
+                        want.get(i).map_or((u32::MAX, f32::NEG_INFINITY), |&i| (i as u32, logits[i]));
+                    assert_eq!((found_ids[row * k + i], found[row * k + i]), (id, value), "{cols} {row} {i}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stack_is_multiplied_matrix_by_matrix_and_in_parts() {
+    everywhere(|Bench { device, stream, kernels }| {
+        let mut random = Random(10);
+        let (ty, rows, cols) = (Type::Q5_K, 6, 256);
+        let bytes = random.weights(ty, 3 * rows, cols);
+        let stack = Matrix::upload(stream, ty, rows, cols, 3, &bytes).unwrap();
+        assert_eq!(stack.bytes(), 3 * rows * stack.stride());
+        let x = random.numbers(cols);
+        let input = Memory::of(stream, &x).unwrap();
+        let acts = Acts::new(device, 1, cols).unwrap();
+        kernels.quantise(stream, input.view(), 1, cols, &acts).unwrap();
+        let whole = rows_of(ty, cols, &bytes);
+        for (view, first) in
+            [(stack.one(2), 12), (stack.view().slice(5..9), 5), (stack.one(1).slice(2..3), 8)]
+        {
+            let out = Memory::new(device, 4 * view.rows()).unwrap();
+            let product = Product { weight: view, out: out.view(), add: false };
+            kernels.matmul(stream, &[product], &acts, 1).unwrap();
+            for (found, row) in download(stream, &out, view.rows()).iter().zip(&whole[first..]) {
+                let want: f32 = row.iter().zip(&x).map(|(w, x)| w * x).sum();
+                let size: f32 = row.iter().zip(&x).map(|(w, x)| (w * x).abs()).sum();
+                assert!((want - found).abs() < 0.01 * size, "{first}: {want} {found}");
+            }
         }
     });
 }

@@ -1,6 +1,6 @@
 //! The layout of weights on a device.
 
-use crate::reference::{unpack32, unpack256};
+use crate::blocks::{f16_to_f32, six_bit_scales};
 use crate::{Matrix, Type};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 /// Planes of a row of `units` units of 32 weights.
 #[derive(Debug, Clone, Copy)]
 struct Planes {
-    low: usize,
     high: usize,
     scale: usize,
     scales: usize,
@@ -48,7 +47,7 @@ impl Planes {
         let scales = scale + (shape.scale * units).next_multiple_of(16);
         let supers = if shape.wide { units / 8 } else { units };
         let stride = scales + (shape.supers * supers).next_multiple_of(16);
-        Self { low: 0, high, scale, scales, supers: shape.supers, stride }
+        Self { high, scale, scales, supers: shape.supers, stride }
     }
 }
 
@@ -96,78 +95,88 @@ pub fn pack(ty: Type, cols: usize, rows: &[u8], packed: &mut [u8]) {
 }
 
 fn pack32(ty: Type, block: &[u8], unit: usize, planes: Planes, packed: &mut [u8]) {
-    // d, and m where there is one, come first in every such block.
+    // d, and m where there is one, come first in every such block, then the fifth bits, then the codes in the device's order.
     let supers = planes.supers;
     packed[planes.scales + supers * unit..][..supers].copy_from_slice(&block[..supers]);
-    let codes = unpack32(ty, block).q;
-    let offset = match ty {
-        Type::Q4_0 => 8,
-        Type::Q5_0 => 16,
-        _ => 0,
-    };
     if ty == Type::Q8_0 {
-        let to = &mut packed[planes.low + 32 * unit..][..32];
-        to.iter_mut().zip(codes).for_each(|(to, code)| *to = code as u8);
+        packed[16 * unit..][..16].copy_from_slice(&block[2..18]);
+        packed[planes.high / 2 + 16 * unit..][..16].copy_from_slice(&block[18..34]);
         return;
     }
-    let mut unsigned = [0; 32];
-    unsigned.iter_mut().zip(codes).for_each(|(to, code)| *to = (code + offset) as u8);
-    let bits = if matches!(ty, Type::Q5_0 | Type::Q5_1) { 5 } else { 4 };
-    pack_codes(&unsigned, bits, unit, planes, packed);
+    packed[16 * unit..][..16].copy_from_slice(&block[block.len() - 16..]);
+    if matches!(ty, Type::Q5_0 | Type::Q5_1) {
+        let bits = word(&block[supers..]);
+        let high = (0..4).fold(0, |high, byte| high | (every_fourth(bits >> byte) << (8 * byte)));
+        packed[planes.high + 4 * unit..][..4].copy_from_slice(&high.to_le_bytes());
+    }
 }
 
 fn pack256(ty: Type, block: &[u8], index: usize, planes: Planes, packed: &mut [u8]) {
     let supers = planes.supers;
-    let numbers = match ty {
-        // d is the last field.
-        Type::Q6_K => &block[block.len() - 2..],
-        _ => &block[..supers],
-    };
-    packed[planes.scales + supers * index..][..supers].copy_from_slice(numbers);
-    let unpacked = unpack256(ty, block);
-    let (offset, bits) = match ty {
-        Type::Q6_K => (32, 6),
-        Type::Q5_K => (0, 5),
-        _ => (0, 4),
-    };
-    for part in 0..8 {
-        let unit = 8 * index + part;
-        let mut unsigned = [0; 32];
-        let codes = &unpacked.q[32 * part..32 * part + 32];
-        unsigned.iter_mut().zip(codes).for_each(|(to, code)| *to = (code + offset) as u8);
-        pack_codes(&unsigned, bits, unit, planes, packed);
-        let scale = &mut packed[planes.scale + 2 * unit..][..2];
-        scale[0] = unpacked.scale[2 * part] as u8;
-        scale[1] = match ty {
-            Type::Q6_K => unpacked.scale[2 * part + 1] as u8,
-            _ => unpacked.min[part] as u8,
-        };
+    let units: [usize; 8] = core::array::from_fn(|part| 8 * index + part);
+    let scale_at = planes.scale + 16 * index;
+    if ty == Type::Q6_K {
+        let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], &block[208..]);
+        packed[planes.scales + supers * index..][..supers].copy_from_slice(d);
+        packed[scale_at..][..16].copy_from_slice(scales);
+        for (part, unit) in units.into_iter().enumerate() {
+            let (half, part) = (part / 4, part % 4);
+            nibbles(&low[64 * half + 32 * (part % 2)..][..32], part >= 2, &mut packed[16 * unit..][..16]);
+            let pairs = &high[32 * half..][..32];
+            for (to, from) in
+                packed[planes.high + 8 * unit..][..8].chunks_exact_mut(4).zip(pairs.chunks_exact(16))
+            {
+                let bits = from.chunks_exact(4).enumerate().fold(0, |bits, (j, four)| {
+                    bits | (((word(four) >> (2 * part)) & 0x0303_0303) << (2 * j))
+                });
+                to.copy_from_slice(&bits.to_le_bytes());
+            }
+        }
+        return;
+    }
+    packed[planes.scales + supers * index..][..supers].copy_from_slice(&block[..supers]);
+    let mut six_bits = [0; 12];
+    six_bits.copy_from_slice(&block[4..16]);
+    let (scales, mins) = six_bit_scales(&six_bits);
+    for (to, (scale, min)) in packed[scale_at..][..16]
+        .chunks_exact_mut(2)
+        .zip(scales.to_le_bytes().into_iter().zip(mins.to_le_bytes()))
+    {
+        to.copy_from_slice(&[scale, min]);
+    }
+    let low = &block[block.len() - 128..];
+    for (part, unit) in units.into_iter().enumerate() {
+        nibbles(&low[32 * (part / 2)..][..32], part % 2 == 1, &mut packed[16 * unit..][..16]);
+        if ty == Type::Q5_K {
+            let bits = block[16..48]
+                .chunks_exact(4)
+                .enumerate()
+                .fold(0, |bits, (j, four)| bits | (((word(four) >> part) & 0x0101_0101) << j));
+            packed[planes.high + 4 * unit..][..4].copy_from_slice(&bits.to_le_bytes());
+        }
     }
 }
 
-fn pack_codes(codes: &[u8; 32], bits: u32, unit: usize, planes: Planes, packed: &mut [u8]) {
-    let low = &mut packed[planes.low + 16 * unit..][..16];
-    for (i, low) in low.iter_mut().enumerate() {
-        *low = (codes[i] & 15) | (codes[i + 16] << 4);
+/// The codes of 32 weights in the low or the high nibbles of 32 bytes, in the device's order.
+fn nibbles(from: &[u8], high: bool, to: &mut [u8]) {
+    let (first, second) = from.split_at(16);
+    if high {
+        to.iter_mut().zip(first.iter().zip(second)).for_each(|(to, (a, b))| *to = (a >> 4) | (b & 0xF0));
+    } else {
+        to.iter_mut().zip(first.iter().zip(second)).for_each(|(to, (a, b))| *to = (a & 0x0F) | (b << 4));
     }
-    let mut high = [0_u32; 2];
-    for (i, code) in codes.iter().enumerate() {
-        let (word, byte, code) = (i / 4, i % 4, u32::from(code >> 4));
-        match bits {
-            5 => high[0] |= code << (8 * byte + word),
-            6 => high[word / 4] |= code << (8 * byte + 2 * (word % 4)),
-            _ => {}
-        }
-    }
-    match bits {
-        5 => packed[planes.high + 4 * unit..][..4].copy_from_slice(&high[0].to_le_bytes()),
-        6 => {
-            for (high, to) in high.iter().zip(packed[planes.high + 8 * unit..].chunks_exact_mut(4)) {
-                to.copy_from_slice(&high.to_le_bytes());
-            }
-        }
-        _ => {}
-    }
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+/// Bits 0, 4, ... 28 of a word as its lowest 8.
+fn every_fourth(bits: u32) -> u32 {
+    let bits = bits & 0x1111_1111;
+    let bits = (bits | (bits >> 3)) & 0x0303_0303;
+    let bits = (bits | (bits >> 6)) & 0x000F_000F;
+    (bits | (bits >> 12)) & 0xFF
 }
 
 /// The numbers of packed rows: what [`decode`](crate::decode) makes of the rows they were packed from.
@@ -189,7 +198,7 @@ fn unpack_row(ty: Type, cols: usize, row: &[u8]) -> Vec<f32> {
         return out;
     };
     let planes = Planes::new(&shape, cols);
-    let half = |at: usize| crate::blocks::f16_to_f32([row[at], row[at + 1]]);
+    let half = |at: usize| f16_to_f32([row[at], row[at + 1]]);
     let mut out = Vec::with_capacity(cols);
     for i in 0..cols {
         let (unit, i) = (i / 32, i % 32);
@@ -198,10 +207,10 @@ fn unpack_row(ty: Type, cols: usize, row: &[u8]) -> Vec<f32> {
         let d = half(super_at);
         let m = if planes.supers == 4 { half(super_at + 2) } else { 0.0 };
         if ty == Type::Q8_0 {
-            out.push(d * f32::from(row[planes.low + 32 * unit + i] as i8));
+            out.push(d * f32::from(row[i / 16 * planes.high / 2 + 16 * unit + i % 16] as i8));
             continue;
         }
-        let low = row[planes.low + 16 * unit + i % 16] >> (4 * (i / 16)) & 15;
+        let low = row[16 * unit + i % 16] >> (4 * (i / 16)) & 15;
         let high = |width: usize| {
             let at = planes.high + width * unit;
             let words: Vec<u32> = row[at..at + width]

@@ -1,6 +1,7 @@
 use super::layout::{pack, stride};
 use crate::Type;
 use alloc::vec;
+use core::ops::Range;
 use skep_hal::Result;
 use skep_hal::gpu::{Device, Memory, Stream, View};
 
@@ -74,6 +75,25 @@ impl Matrix {
         &self.memory
     }
 
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Bytes from one row to the next.
+    pub fn stride(&self) -> usize {
+        stride(self.ty, self.cols)
+    }
+
+    /// One matrix of the stack.
+    ///
+    /// # Panics
+    /// If the stack has no such matrix.
+    pub fn one(&self, index: usize) -> MatrixView<'_> {
+        assert!(index < self.count, "matrix {index} of a stack of {}", self.count);
+        self.view().slice(index * self.rows..(index + 1) * self.rows)
+    }
+
     /// All rows of the stack as one matrix.
     pub fn view(&self) -> MatrixView<'_> {
         MatrixView { ty: self.ty, rows: self.count * self.rows, cols: self.cols, memory: self.memory.view() }
@@ -97,6 +117,18 @@ impl<'m> MatrixView<'m> {
     pub fn new(ty: Type, rows: usize, cols: usize, memory: View<'m>) -> Self {
         let bytes = rows * stride(ty, cols);
         Self { ty, rows, cols, memory: memory.slice(0..bytes) }
+    }
+
+    /// Some of its rows.
+    ///
+    /// # Panics
+    /// If it has not all of them.
+    #[must_use]
+    pub fn slice(&self, rows: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let stride = stride(self.ty, self.cols);
+        let memory = self.memory.slice(rows.start * stride..rows.end * stride);
+        Self { rows: rows.len(), memory, ..*self }
     }
 
     /// The element type.
