@@ -9,26 +9,50 @@ use alloc::vec;
 use alloc::vec::Vec;
 use skep_hal::Result;
 use skep_hal::gpu::{Args, Device, Entry, Kernel, Memory, Source, Stream, View};
-use skep_quant::gpu::{Acts, ROWS, outputs};
+use skep_quant::gpu::{Acts, FEW, ROWS, outputs};
 
-const RULES: [(usize, &str); 3] = [(32, "gdn_rule_32"), (64, "gdn_rule_64"), (128, "gdn_rule_128")];
-const NORMS: [(usize, &str); 3] = [(32, "gdn_norm_1"), (64, "gdn_norm_2"), (128, "gdn_norm_4")];
+/// Names of kernels for heads of 32, 64 and 128 numbers.
+type Names = [(usize, &'static str); 3];
+
+const STEPS: Names = [(32, "gdn_step_32"), (64, "gdn_step_64"), (128, "gdn_step_128")];
+const RULES: Names = [(32, "gdn_rule_32"), (64, "gdn_rule_64"), (128, "gdn_rule_128")];
+const NORMS: Names = [(32, "gdn_norm_1"), (64, "gdn_norm_2"), (128, "gdn_norm_4")];
 
 /// Columns of the state that a block has.
 const COLUMNS: usize = 32;
+/// Heads that a block of the norm has, when it need not have them all.
+const HEADS: usize = 8;
+/// Rows that a block convolves.
+const CONV_ROWS: usize = 4;
+/// Threads of all blocks.
+const THREADS: u32 = 256;
+/// Rows per span, on average, up to which every block convolves what it needs: a launch less.
+const FUSED_ROWS: usize = 4;
+
+const fn entry(name: &'static str) -> Entry {
+    Entry { name, threads: THREADS }
+}
 
 /// The kernels of this crate.
 pub const SOURCE: Source = Source {
     name: "gdn",
-    parts: &[ROWS, include_str!("../kernels/gdn.gpu.h")],
+    parts: &[
+        ROWS,
+        include_str!("../kernels/conv.gpu.h"),
+        include_str!("../kernels/rule.gpu.h"),
+        include_str!("../kernels/norm.gpu.h"),
+    ],
     entries: &[
-        Entry { name: "gdn_prepare", threads: 128 },
-        Entry { name: RULES[0].1, threads: 128 },
-        Entry { name: RULES[1].1, threads: 128 },
-        Entry { name: RULES[2].1, threads: 128 },
-        Entry { name: NORMS[0].1, threads: 256 },
-        Entry { name: NORMS[1].1, threads: 256 },
-        Entry { name: NORMS[2].1, threads: 256 },
+        entry("gdn_prepare"),
+        entry(STEPS[0].1),
+        entry(STEPS[1].1),
+        entry(STEPS[2].1),
+        entry(RULES[0].1),
+        entry(RULES[1].1),
+        entry(RULES[2].1),
+        entry(NORMS[0].1),
+        entry(NORMS[1].1),
+        entry(NORMS[2].1),
     ],
 };
 
@@ -169,8 +193,6 @@ pub struct DeviceScratch {
     capacity: usize,
     /// f32 `[capacity, conv_dim]`
     mixed: Memory,
-    /// f32 `[capacity, v_heads, 2]`: decay and write strength.
-    gates: Memory,
     /// f32 `[capacity, value_dim]`
     out: Memory,
 }
@@ -182,12 +204,7 @@ impl DeviceScratch {
     /// What the device says of memory.
     pub fn new(device: &Device, shape: &Shape, capacity: usize) -> Result<Self> {
         let memory = |numbers: usize| Memory::new(device, 4 * capacity * numbers);
-        Ok(Self {
-            capacity,
-            mixed: memory(shape.conv_dim())?,
-            gates: memory(2 * shape.v_heads())?,
-            out: memory(shape.value_dim())?,
-        })
+        Ok(Self { capacity, mixed: memory(shape.conv_dim())?, out: memory(shape.value_dim())? })
     }
 }
 
@@ -220,6 +237,7 @@ pub struct DeviceSpans<'a> {
 #[derive(Debug)]
 pub struct Kernels {
     prepare: Kernel,
+    steps: [Kernel; 3],
     rules: [Kernel; 3],
     norms: [Kernel; 3],
 }
@@ -232,10 +250,12 @@ impl Kernels {
     pub fn load(device: &Device) -> Result<Self> {
         let module = device.module(&SOURCE)?;
         let kernel = |name| module.kernel(name);
+        let three = |[a, b, c]: Names| Ok([kernel(a.1)?, kernel(b.1)?, kernel(c.1)?]);
         Ok(Self {
             prepare: kernel("gdn_prepare")?,
-            rules: [kernel(RULES[0].1)?, kernel(RULES[1].1)?, kernel(RULES[2].1)?],
-            norms: [kernel(NORMS[0].1)?, kernel(NORMS[1].1)?, kernel(NORMS[2].1)?],
+            steps: three(STEPS)?,
+            rules: three(RULES)?,
+            norms: three(NORMS)?,
         })
     }
 
@@ -280,15 +300,26 @@ impl Kernels {
         if n == 0 || len == 0 {
             return Ok(());
         }
-        let (d_k, d_v) = (shape.head_k_dim(), shape.head_v_dim());
-        let place = |list: &[(usize, &str); 3], dim: usize| {
-            let place = list.iter().position(|(other, _)| *other == dim);
-            place.unwrap_or_else(|| panic!("heads of {dim} numbers: there are kernels for 32, 64 and 128"))
-        };
-        let (rule, norm) = (&self.rules[place(&RULES, d_k)], &self.norms[place(&NORMS, d_v)]);
+        let (k_place, v_place) = (place(shape.head_k_dim()), place(shape.head_v_dim()));
+        let fused = n <= FUSED_ROWS * len;
+        if !fused {
+            let args = Args::new()
+                .view(input.qkv)
+                .view(weights.conv.view())
+                .view(states.window.view())
+                .view(list)
+                .len(len)
+                .len(n)
+                .len(shape.conv_dim())
+                .len(shape.conv_kernel())
+                .view(scratch.mixed.view());
+            let grid = [blocks(shape.conv_dim(), THREADS as usize), blocks(n, CONV_ROWS), 1];
+            // SAFETY: the views are as long as the kernel goes, by the checks above; slots are the caller's, within the states.
+            unsafe { self.prepare.launch(stream, grid, &args) }?;
+        }
 
         let args = Args::new()
-            .view(input.qkv)
+            .view(if fused { input.qkv } else { scratch.mixed.view() })
             .view(input.beta)
             .view(input.alpha)
             .view(weights.conv.view())
@@ -296,45 +327,52 @@ impl Kernels {
             .view(weights.dt_bias.view())
             .view(states.window.view())
             .view(list)
-            .len(len)
+            .u32(u32::MAX)
             .len(shape.k_heads())
             .len(shape.v_heads())
-            .len(d_k)
-            .len(d_v)
-            .len(shape.conv_kernel())
-            .view(scratch.mixed.view())
-            .view(scratch.gates.view());
-        let heads = (2 * shape.k_heads() + shape.v_heads()) as u32;
-        // SAFETY: the views are as long as the kernel goes, by the checks above; slots are the caller's, within the states.
-        unsafe { self.prepare.launch(stream, [heads, n as u32, 1], &args) }?;
-
-        let args = Args::new()
-            .view(input.qkv)
-            .view(scratch.mixed.view())
-            .view(scratch.gates.view())
-            .view(list)
-            .len(shape.k_heads())
-            .len(shape.v_heads())
-            .len(d_v)
+            .len(shape.head_v_dim())
             .len(shape.conv_kernel())
             .u32((shape.order() == HeadOrder::Grouped).into())
-            .view(states.window.view())
             .view(states.s.view())
             .view(scratch.out.view());
-        let blocks = (shape.v_heads() * d_v / COLUMNS) as u32;
+        let rule = if fused { &self.steps[k_place] } else { &self.rules[k_place] };
+        let grid = [blocks(shape.value_dim(), COLUMNS), blocks(len, 1), 1];
         // SAFETY: as above.
-        unsafe { rule.launch(stream, [blocks, len as u32, 1], &args) }?;
+        unsafe { rule.launch(stream, grid, &args) }?;
 
+        // Rows in f16 have a scale of their own, so all heads of a row are one block's.
+        let heads = if acts.is_some() && n > FEW { shape.v_heads() } else { HEADS };
+        let per_row = blocks(shape.v_heads(), heads);
         let args = Args::new()
             .view(scratch.out.view())
             .view(input.z)
             .view(weights.norm.view())
             .f32(weights.eps)
-            .len(shape.v_heads());
+            .len(shape.v_heads())
+            .len(heads)
+            .u32(per_row)
+            .len(n)
+            .view(input.qkv)
+            .view(list)
+            .len(len)
+            .len(shape.conv_dim())
+            .len(shape.conv_kernel())
+            .view(states.window.view());
         let args = outputs(args, n, shape.value_dim(), out, acts);
         // SAFETY: as above.
-        unsafe { norm.launch(stream, [n as u32, 1, 1], &args) }
+        unsafe { self.norms[v_place].launch(stream, [per_row, blocks(n.max(len), 1), 1], &args) }
     }
+}
+
+fn place(dim: usize) -> usize {
+    RULES
+        .iter()
+        .position(|(other, _)| *other == dim)
+        .unwrap_or_else(|| panic!("heads of {dim} numbers: there are kernels for 32, 64 and 128"))
+}
+
+fn blocks(n: usize, per_block: usize) -> u32 {
+    u32::try_from(n.div_ceil(per_block)).expect("a grid that kernels count in 32 bits")
 }
 
 /// Views hold numbers of 4 bytes.

@@ -43,8 +43,8 @@ pub const SOURCE: Source = Source {
 /// The longest row that [`Kernels::norm`] and [`Kernels::gated`] take.
 pub const MOST_COLS: usize = 48 * THREADS as usize;
 
-/// Rows of activations that the products of single rows take.
-const FEW: usize = 8;
+/// Rows of activations up to which products take 8 bits ([`Acts::q`]); of more they take f16 ([`Acts::h`]).
+pub const FEW: usize = 8;
 
 /// The function of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
