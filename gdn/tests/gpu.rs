@@ -83,11 +83,15 @@ fn close(found: &[f32], want: &[f32], what: &str) {
 
 /// Spans as (slot, rows), in steps; states go on from step to step.
 fn run(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool) {
+    run_form(shape, steps, hostile, Form::Auto);
+}
+
+fn run_form(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool, form: Form) {
     let slots = 4;
     for device in devices() {
         let mut random = Random(9);
         let stream = Stream::new(&device).unwrap();
-        let kernels = Kernels::load(&device).unwrap();
+        let kernels = Kernels::load(&device).unwrap().with_form(form);
         let layer = Layer::new(shape, &mut random);
         let weights = DeviceWeights::upload(&stream, &shape, &layer.weights()).unwrap();
         let on_device = States::new(&stream, &shape, slots).unwrap();
@@ -167,6 +171,16 @@ fn spans_of_any_length_match_the_reference() {
     let shape = shape(2, 4, 32, 64, HeadOrder::Tiled);
     run(shape, &[&[(3, 2), (0, 15), (2, 1)], &[(0, 16), (3, 3)], &[(2, 17)]], false);
     run(shape, &[&[(1, 70)], &[(1, 1), (0, 65)]], false);
+}
+
+#[test]
+fn chunks_match_the_reference() {
+    let small = |order| shape(2, 4, 32, 32, order);
+    for order in [HeadOrder::Tiled, HeadOrder::Grouped] {
+        run_form(small(order), &[&[(3, 65), (0, 1), (1, 63)], &[(0, 15), (3, 64)]], false, Form::Chunked);
+    }
+    run_form(shape(1, 2, 64, 32, HeadOrder::Tiled), &[&[(1, 130)]], false, Form::Chunked);
+    run_form(shape(1, 1, 128, 64, HeadOrder::Tiled), &[&[(1, 16)], &[(1, 70)]], false, Form::Chunked);
 }
 
 #[test]
