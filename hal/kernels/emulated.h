@@ -15,6 +15,7 @@
 #endif
 #define DEVICE inline
 #define UNROLL
+#define ROLLED
 #define KERNEL(name, threads)                     \
     static constexpr unsigned name##_threads = threads; \
     static void name

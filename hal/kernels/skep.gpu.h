@@ -3,6 +3,7 @@
 //
 //   KERNEL(name, threads)(arguments) { ... }   an entry point of exactly `threads` threads per block, a multiple of WAVE
 //   EXPORT(name)                               after it, makes it known to the emulated device
+//   UNROLL, ROLLED                             before a loop: all of its rounds written out, or none
 //   SHARED(type, name, n)                      n elements of memory that the block shares, at most 64 KiB in all
 //
 // Rules: every thread of a block reaches every barrier(), every lane of a wave every shuffle and sum; nobody returns
@@ -50,6 +51,7 @@ struct alignas(8) f32x2 {
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -194,6 +196,7 @@ DEVICE u32 mma_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __attribute__((aligned(16))) T name[n]
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -378,7 +381,12 @@ DEVICE MmaC mma_zero() {
     return c;
 }
 
+#if GPU_AMD
+// Said to be the same in all lanes, which the compiler does not see: branches on it then need no masks.
+DEVICE u32 wave_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WAVE); }
+#else
 DEVICE u32 wave_index() { return thread_index() / WAVE; }
+#endif
 
 #if !GPU_EMULATED
 // Sums and maxima over groups of `width` neighbouring lanes, a power of two up to WAVE; every lane gets the result.
