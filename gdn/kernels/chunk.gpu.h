@@ -23,10 +23,17 @@ DEVICE GdnHalves gdn_split(float x) {
     return GdnHalves{high, f2h(x - h2f(high))};
 }
 
+// Fragments of AMD are twice as large, and those of several steps at once do not fit into registers.
+#if GPU_AMD
+#define GDN_STEPS ROLLED
+#else
+#define GDN_STEPS UNROLL
+#endif
+
 // sum += A B over `steps` times 16 of k, for split factors.
 DEVICE void gdn_product(MmaC &sum, const u16 *a_high, const u16 *a_low, u32 a_stride, const u16 *b_high, const u16 *b_low,
                         u32 b_stride, u32 steps) {
-    for (u32 i = 0; i < steps; i++) {
+    GDN_STEPS for (u32 i = 0; i < steps; i++) {
         const MmaA ah = mma_load_a(a_high + 16 * i, a_stride), al = mma_load_a(a_low + 16 * i, a_stride);
         const MmaB bh = mma_load_b(b_high + 16 * i, b_stride), bl = mma_load_b(b_low + 16 * i, b_stride);
         mma(sum, al, bh);
@@ -59,15 +66,15 @@ DEVICE GdnRows gdn_chunk_at(const GdnSpan *spans, u32 n_spans, u32 from, u32 pla
 template <u32 SIZE> DEVICE void gdn_join(const float *a, float *t) {
     // All pairs of blocks of SIZE; A21 T11 goes above the diagonal.
     const u32 outputs = GDN_CHUNK / 2 * SIZE;
-    for (u32 o = thread_index(); o < outputs; o += 256) {
+    ROLLED for (u32 o = thread_index(); o < outputs; o += 256) {
         const u32 pair = o / (SIZE * SIZE) * 2 * SIZE, i = o / SIZE % SIZE, j = o % SIZE;
         float sum = 0.0f;
-        for (u32 k = j; k < SIZE; k++)
+        ROLLED for (u32 k = j; k < SIZE; k++)
             sum = fma_(a[(pair + SIZE + i) * GDN_WIDE + pair + k], t[(pair + k) * GDN_WIDE + pair + j], sum);
         t[(pair + i) * GDN_WIDE + pair + SIZE + j] = sum;
     }
     barrier();
-    for (u32 o = thread_index(); o < outputs; o += 256) {
+    ROLLED for (u32 o = thread_index(); o < outputs; o += 256) {
         const u32 pair = o / (SIZE * SIZE) * 2 * SIZE, i = o / SIZE % SIZE, j = o % SIZE;
         float sum = 0.0f;
         for (u32 k = 0; k <= i; k++)
@@ -80,15 +87,25 @@ DEVICE void gdn_invert(const float *a, float *t) {
     if (thread_index() < GDN_CHUNK) {
         const u32 j = thread_index() % 16, at = thread_index() - j;
         float *column = t + at * GDN_WIDE + at + j;
-        for (u32 i = 0; i < 16; i++) {
+        ROLLED for (u32 i = 0; i < 16; i++) {
             float sum = i == j ? 1.0f : 0.0f;
-            for (u32 k = j; k < i; k++) sum = fma_(-a[(at + i) * GDN_WIDE + at + k], column[k * GDN_WIDE], sum);
+            ROLLED for (u32 k = j; k < i; k++) sum = fma_(-a[(at + i) * GDN_WIDE + at + k], column[k * GDN_WIDE], sum);
             column[i * GDN_WIDE] = sum;
         }
     }
     barrier();
     gdn_join<16>(a, t);
     gdn_join<32>(a, t);
+}
+
+// Tiles of 16 x 16 up to the diagonal: ten of K K^T, then ten of Q K^T.
+struct GdnTile {
+    bool there, is_q;
+    u32 row, col;
+};
+DEVICE GdnTile gdn_lower_tile(u32 i) {
+    const u32 n = i % 10, row = n < 1 ? 0 : n < 3 ? 1 : n < 6 ? 2 : 3;
+    return GdnTile{i < 20, i >= 10, 16 * row, 16 * (n - row * (row + 1) / 2)};
 }
 
 // One chunk, one key head and the value heads that read it. Queries and keys of `mixed` are made as long as GDN_UNIT, and split in
@@ -98,7 +115,7 @@ template <u32 DK>
 DEVICE void gdn_chunk_of_head(const float *beta, const float *alpha, const float *a_log, const float *dt_bias,
                               const GdnRows &rows, u32 k_heads, u32 v_heads, u32 d_v, u32 grouped, float *mixed,
                               u16 *matrices, float *decays) {
-    const u32 piece = DK < 64 ? DK : 64, waves = 256 / WAVE;
+    const u32 piece = DK < 64 ? DK : 64, waves = 256 / WAVE, held = (20 + waves - 1) / waves;
     SHARED(float, pool, GDN_CHUNK *GDN_STRIDE * 2);
     SHARED(float, norms, 2 * GDN_CHUNK);
     SHARED(float, gate, 4 * GDN_CHUNK);
@@ -120,9 +137,8 @@ DEVICE void gdn_chunk_of_head(const float *beta, const float *alpha, const float
         if (x % 32 == 0) norms[2 * r + is_k] = GDN_UNIT / sqrt_(sum + 1e-6f);
     }
 
-    // Tiles of 16 x 16: those of K K^T, then those of Q K^T; only those up to the diagonal are computed.
-    MmaC sums[32 / waves];
-    UNROLL for (u32 i = 0; i < 32 / waves; i++) sums[i] = mma_zero();
+    MmaC sums[held];
+    UNROLL for (u32 i = 0; i < held; i++) sums[i] = mma_zero();
     for (u32 p = 0; p < DK; p += piece) {
         barrier();
         for (u32 i = x; i < GDN_CHUNK * piece; i += 256) {
@@ -141,21 +157,22 @@ DEVICE void gdn_chunk_of_head(const float *beta, const float *alpha, const float
             q_to[e] = ((const u32 *)(qh + r * GDN_STRIDE))[e], q_to[piece / 2 + e] = ((const u32 *)(ql + r * GDN_STRIDE))[e];
             k_to[e] = ((const u32 *)(kh + r * GDN_STRIDE))[e], k_to[piece / 2 + e] = ((const u32 *)(kl + r * GDN_STRIDE))[e];
         }
-        UNROLL for (u32 i = 0; i < 32 / waves; i++) {
-            const u32 tile = wave_index() + i * waves, row = tile / 4 % 4 * 16 * GDN_STRIDE, col = tile % 4 * 16 * GDN_STRIDE;
-            if (tile % 4 <= tile / 4 % 4)
-                gdn_product(sums[i], (tile < 16 ? kh : qh) + row, (tile < 16 ? kl : ql) + row, GDN_STRIDE, kh + col,
-                            kl + col, GDN_STRIDE, piece / 16);
+        UNROLL for (u32 i = 0; i < held; i++) {
+            const GdnTile tile = gdn_lower_tile(wave_index() + i * waves);
+            const u32 row = (tile.is_q ? 2 * GDN_CHUNK : 0) + tile.row;
+            if (tile.there)
+                gdn_product(sums[i], kh + row * GDN_STRIDE, kl + row * GDN_STRIDE, GDN_STRIDE, kh + tile.col * GDN_STRIDE,
+                            kl + tile.col * GDN_STRIDE, GDN_STRIDE, piece / 16);
         }
     }
 
     for (u32 member = 0; member < v_heads / k_heads; member++) {
         const u32 head = grouped ? k_head * (v_heads / k_heads) + member : member * k_heads + k_head;
         barrier();
-        UNROLL for (u32 i = 0; i < 32 / waves; i++) {
-            const u32 tile = wave_index() + i * waves;
-            float *to = (tile < 16 ? a : t) + tile / 4 % 4 * 16 * GDN_WIDE + tile % 4 * 16;
-            if (tile % 4 <= tile / 4 % 4)
+        UNROLL for (u32 i = 0; i < held; i++) {
+            const GdnTile tile = gdn_lower_tile(wave_index() + i * waves);
+            float *to = (tile.is_q ? t : a) + tile.row * GDN_WIDE + tile.col;
+            if (tile.there)
                 UNROLL for (u32 e = 0; e < MMA_LANE; e++) to[mma_row(e) * GDN_WIDE + mma_col(e)] = 1.0f / (GDN_UNIT * GDN_UNIT) * sums[i].v[e];
         }
         if (x < GDN_CHUNK) {
