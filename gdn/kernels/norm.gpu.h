@@ -7,12 +7,13 @@ DEVICE f32x4 gdn_seen(const float *past, const float *rows, u32 channels, u32 hi
     return *(const f32x4 *)(from + c);
 }
 
-// The new window is the last rows of the old one followed by the span. Blocks x of `blocks` share the channels, four at a time.
-DEVICE void gdn_move_window(const float *qkv, const GdnSpan &span, u32 channels, u32 kernel, u32 blocks, float *window) {
+// The new window is the last rows of the old one followed by the span. A block has 1024 channels, a thread four.
+DEVICE void gdn_move_window(const float *qkv, const GdnSpan &span, u32 channels, u32 kernel, u32 block, float *window) {
     const u32 history = kernel - 1;
     const float *rows = qkv + (u64)span.first * channels;
     float *past = window + (u64)span.slot * history * channels;
-    for (u32 c = 4 * (block_x() * 256 + thread_index()); c < channels; c += 4 * 256 * blocks)
+    const u32 c = 4 * (block * 256 + thread_index());
+    if (c < channels && span.rows > 0)
         for (u32 j = 0; j < history; j += 3) {
             // Three at once, all loads first: sources lie after what is written here, and those of the next three after what
             // these read.
@@ -26,18 +27,18 @@ DEVICE void gdn_move_window(const float *qkv, const GdnSpan &span, u32 channels,
         }
 }
 
-// o * rsqrt(mean(o^2) + eps) * norm * silu(z) for `heads` heads of a row, 32 lanes a head.
+// o * rsqrt(mean(o^2) + eps) * norm * silu(z) for `heads` heads of a row, 32 lanes a head; these are part `part` of the row.
 #define GDN_MOST 48
 template <u32 UNITS>
 DEVICE void gdn_norm(const float *o, const float *z, const float *norm, float eps, u32 v_heads, u32 heads,
-                     const QuantOut &out, float *scratch) {
+                     u32 row, u32 part, const QuantOut &out, float *scratch) {
     const u32 group = thread_index() / 32, l = thread_index() % 32, dim = 32 * UNITS;
-    const u64 start = (u64)block_y() * v_heads * dim;
+    const u64 start = (u64)row * v_heads * dim;
     float held[GDN_MOST];
     float most = 0.0f;
     UNROLL for (u32 k = 0; k < GDN_MOST / UNITS; k++)
         if (8 * k < heads) {
-            const u32 head = block_x() * heads + 8 * k + group;
+            const u32 head = part * heads + 8 * k + group;
             const bool there = head < v_heads;
             float sum = 0.0f;
             UNROLL for (u32 e = 0; e < UNITS; e++) {
@@ -62,20 +63,23 @@ DEVICE void gdn_norm(const float *o, const float *z, const float *norm, float ep
             const u32 head = 8 * k + group;
             if (head < v_heads) out.h[start + head * dim + 32 * e + l] = f2h(held[k * UNITS + e] * inverse);
         }
-    if (thread_index() == 0) out.scale[block_y()] = by;
+    if (thread_index() == 0) out.scale[row] = by;
 }
 
-// Block y has row y and the window of span y.
+// `per_row` blocks for every one of n rows, then `per_span` for the window of every span.
 #define GDN_NORM(UNITS)                                                                                               \
     KERNEL(gdn_norm_##UNITS, 256)                                                                                     \
-    (const float *o, const float *z, const float *norm, float eps, u32 v_heads, u32 heads, u32 blocks, u32 n,         \
-     const float *qkv, const GdnSpan *spans, u32 n_spans, u32 channels, u32 kernel, float *window, float *out, i8 *q, \
-     f32x2 *s, u16 *h, float *scale) {                                                                                \
+    (const float *o, const float *z, const float *norm, float eps, u32 v_heads, u32 heads, u32 per_row, u32 n,        \
+     const float *qkv, const GdnSpan *spans, u32 per_span, u32 channels, u32 kernel, float *window, float *out,       \
+     i8 *q, f32x2 *s, u16 *h, float *scale) {                                                                         \
         SHARED(float, scratch, 8);                                                                                    \
-        if (block_y() < n_spans && spans[block_y()].rows > 0)                                                         \
-            gdn_move_window(qkv, spans[block_y()], channels, kernel, blocks, window);                                 \
-        if (block_y() < n)                                                                                            \
-            gdn_norm<UNITS>(o, z, norm, eps, v_heads, heads, QuantOut{out, q, s, h, scale}, scratch);                 \
+        if (block_x() < per_row * n) {                                                                                \
+            gdn_norm<UNITS>(o, z, norm, eps, v_heads, heads, block_x() / per_row, block_x() % per_row,                \
+                            QuantOut{out, q, s, h, scale}, scratch);                                                  \
+        } else {                                                                                                      \
+            const u32 i = block_x() - per_row * n;                                                                    \
+            gdn_move_window(qkv, spans[i / per_span], channels, kernel, i % per_span, window);                        \
+        }                                                                                                             \
     }                                                                                                                 \
     EXPORT(gdn_norm_##UNITS)
 GDN_NORM(1)

@@ -34,9 +34,11 @@ DEVICE void gdn_rule(const float *from, const float *beta, const float *alpha, c
     float *mine = states + (((u64)span.slot * v_heads + head) * d_v + first + column) * DK + 4 * part;
     f32x4 s[DK / 32];
     UNROLL for (u32 j = 0; j < DK / 32; j++) s[j] = *(const f32x4 *)(mine + 32 * j);
-    const float rate = a[head], bias = dt_bias[head];
     for (u32 start = 0; start < span.rows; start += GDN_STAGE) {
         const u32 count = min_u32(GDN_STAGE, span.rows - start);
+        // Half of the threads have decays, the others write strengths: loaded with everything else, used at the end.
+        const u32 gated = t % 128;
+        const float gate = (t < 128 ? alpha : beta)[(span.first + start + min_u32(gated, count - 1)) * v_heads + head];
         barrier();
         // A row of queries and keys takes one round of 256 threads for heads of 128; values go along with it.
         for (u32 i = t; i < count * 2 * DK; i += 256) {
@@ -54,11 +56,7 @@ DEVICE void gdn_rule(const float *from, const float *beta, const float *alpha, c
             (e < DK ? queries + e : keys + (e - DK))[r * DK] = x;
             if (i < count * GDN_COLUMNS) values[i] = v;
         }
-        if (t < count) {
-            const u64 at = (u64)(span.first + start + t) * v_heads + head;
-            factors[8 * t] = gdn_decay(rate, alpha[at], bias);
-            factors[8 * t + 1] = sigmoid_(beta[at]);
-        }
+        if (gated < count) factors[8 * gated + t / 128] = t < 128 ? gdn_decay(a[head], gate, dt_bias[head]) : sigmoid_(gate);
         barrier();
         for (u32 i = 0; i < count; i += 8) {
             const u32 r = i + t / 32;

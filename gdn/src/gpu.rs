@@ -24,6 +24,8 @@ const NORMS: Names = [(32, "gdn_norm_1"), (64, "gdn_norm_2"), (128, "gdn_norm_4"
 const COLUMNS: usize = 32;
 /// Heads that a block of the norm has, when it need not have them all.
 const HEADS: usize = 8;
+/// Channels of the window that a block moves.
+const WINDOW_CHANNELS: usize = 4 * THREADS as usize;
 /// Rows that a block convolves.
 const CONV_ROWS: usize = 4;
 /// Threads of all blocks.
@@ -462,6 +464,7 @@ impl Step<'_> {
         // Rows in f16 have a scale of their own, so all heads of a row are one block's.
         let heads = if acts.is_some() && n > FEW { shape.v_heads() } else { HEADS };
         let per_row = blocks(shape.v_heads(), heads);
+        let per_span = blocks(shape.conv_dim(), WINDOW_CHANNELS);
         let args = Args::new()
             .view(self.scratch.out.view())
             .view(self.input.z)
@@ -473,13 +476,14 @@ impl Step<'_> {
             .len(n)
             .view(self.input.qkv)
             .view(list)
-            .len(len)
+            .u32(per_span)
             .len(shape.conv_dim())
             .len(shape.conv_kernel())
             .view(self.states.window.view());
         let args = outputs(args, n, shape.value_dim(), out, acts);
+        let grid = [blocks(per_row as usize * n + per_span as usize * len, 1), 1, 1];
         // SAFETY: as in `prepare`.
-        unsafe { kernel.launch(self.stream, [per_row, blocks(n.max(len), 1), 1], &args) }
+        unsafe { kernel.launch(self.stream, grid, &args) }
     }
 }
 
