@@ -19,6 +19,7 @@
 #define KERNEL(name, threads)                     \
     static constexpr unsigned name##_threads = threads; \
     static void name
+#define KERNEL_WIDE KERNEL
 #define EXPORT(name)                                                           \
     extern "C" __attribute__((visibility("default"))) const emulated::Entry    \
         skep_entry_##name = emulated::entry<&name>(name##_threads);

@@ -2,6 +2,7 @@
 // emulated device (the host's C++ compiler). Kernels use nothing beyond what is declared here.
 //
 //   KERNEL(name, threads)(arguments) { ... }   an entry point of exactly `threads` threads per block, a multiple of WAVE
+//   KERNEL_WIDE(name, threads)(arguments) ...  the same for kernels that live on registers, not on many blocks at a time
 //   EXPORT(name)                               after it, makes it known to the emulated device
 //   UNROLL, ROLLED                             before a loop: all of its rounds written out, or none
 //   SHARED(type, name, n)                      n elements of memory that the block shares, at most 64 KiB in all
@@ -48,6 +49,8 @@ struct alignas(8) f32x2 {
 #define WAVE 32
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// Without the 1, ptxas spills registers to make room for one more block.
+#define KERNEL_WIDE(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define UNROLL _Pragma("unroll")
@@ -193,6 +196,7 @@ DEVICE u32 mma_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define KERNEL(name, threads) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads))) name
+#define KERNEL_WIDE KERNEL
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __attribute__((aligned(16))) T name[n]
 #define UNROLL _Pragma("unroll")
