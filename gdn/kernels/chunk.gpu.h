@@ -66,15 +66,15 @@ DEVICE GdnRows gdn_chunk_at(const GdnSpan *spans, u32 n_spans, u32 from, u32 pla
 template <u32 SIZE> DEVICE void gdn_join(const float *a, float *t) {
     // All pairs of blocks of SIZE; A21 T11 goes above the diagonal.
     const u32 outputs = GDN_CHUNK / 2 * SIZE;
-    ROLLED for (u32 o = thread_index(); o < outputs; o += 256) {
+    for (u32 o = thread_index(); o < outputs; o += 256) {
         const u32 pair = o / (SIZE * SIZE) * 2 * SIZE, i = o / SIZE % SIZE, j = o % SIZE;
         float sum = 0.0f;
-        ROLLED for (u32 k = j; k < SIZE; k++)
+        for (u32 k = j; k < SIZE; k++)
             sum = fma_(a[(pair + SIZE + i) * GDN_WIDE + pair + k], t[(pair + k) * GDN_WIDE + pair + j], sum);
         t[(pair + i) * GDN_WIDE + pair + SIZE + j] = sum;
     }
     barrier();
-    ROLLED for (u32 o = thread_index(); o < outputs; o += 256) {
+    for (u32 o = thread_index(); o < outputs; o += 256) {
         const u32 pair = o / (SIZE * SIZE) * 2 * SIZE, i = o / SIZE % SIZE, j = o % SIZE;
         float sum = 0.0f;
         for (u32 k = 0; k <= i; k++)
@@ -89,7 +89,7 @@ DEVICE void gdn_invert(const float *a, float *t) {
         float *column = t + at * GDN_WIDE + at + j;
         ROLLED for (u32 i = 0; i < 16; i++) {
             float sum = i == j ? 1.0f : 0.0f;
-            ROLLED for (u32 k = j; k < i; k++) sum = fma_(-a[(at + i) * GDN_WIDE + at + k], column[k * GDN_WIDE], sum);
+            for (u32 k = j; k < i; k++) sum = fma_(-a[(at + i) * GDN_WIDE + at + k], column[k * GDN_WIDE], sum);
             column[i * GDN_WIDE] = sum;
         }
     }
@@ -415,7 +415,7 @@ DEVICE void gdn_scan(const float *mixed, const u16 *matrices, const float *decay
 
 // Spans of at least `least` rows; gdn_chunk has a block for every chunk that there can be.
 #define GDN_CHUNKED(DK)                                                                                               \
-    KERNEL(gdn_chunk_##DK, 256)                                                                                       \
+    KERNEL_WIDE(gdn_chunk_##DK, 256)                                                                                  \
     (const float *beta, const float *alpha, const float *a, const float *dt_bias, const GdnSpan *spans, u32 n_spans,  \
      u32 least, u32 k_heads, u32 v_heads, u32 d_v, u32 grouped, float *mixed, u16 *matrices, float *decays) {         \
         const GdnRows rows = gdn_chunk_at(spans, n_spans, least, block_y());                                          \
@@ -424,7 +424,7 @@ DEVICE void gdn_scan(const float *mixed, const u16 *matrices, const float *decay
                                   decays);                                                                            \
     }                                                                                                                 \
     EXPORT(gdn_chunk_##DK)                                                                                            \
-    KERNEL(gdn_scan_##DK, 256)                                                                                        \
+    KERNEL_WIDE(gdn_scan_##DK, 256)                                                                                   \
     (const float *mixed, const u16 *matrices, const float *decays, const GdnSpan *spans, u32 least, u32 k_heads,      \
      u32 v_heads, u32 d_v, u32 grouped, float *states, float *out) {                                                  \
         const GdnSpan span = spans[block_y()];                                                                        \

@@ -34,6 +34,7 @@ DEVICE void gdn_rule(const float *from, const float *beta, const float *alpha, c
     float *mine = states + (((u64)span.slot * v_heads + head) * d_v + first + column) * DK + 4 * part;
     f32x4 s[DK / 32];
     UNROLL for (u32 j = 0; j < DK / 32; j++) s[j] = *(const f32x4 *)(mine + 32 * j);
+    const float rate = a[head], bias = dt_bias[head];
     for (u32 start = 0; start < span.rows; start += GDN_STAGE) {
         const u32 count = min_u32(GDN_STAGE, span.rows - start);
         // Half of the threads have decays, the others write strengths: loaded with everything else, used at the end.
@@ -56,7 +57,7 @@ DEVICE void gdn_rule(const float *from, const float *beta, const float *alpha, c
             (e < DK ? queries + e : keys + (e - DK))[r * DK] = x;
             if (i < count * GDN_COLUMNS) values[i] = v;
         }
-        if (gated < count) factors[8 * gated + t / 128] = t < 128 ? gdn_decay(a[head], gate, dt_bias[head]) : sigmoid_(gate);
+        if (gated < count) factors[8 * gated + t / 128] = t < 128 ? gdn_decay(rate, gate, bias) : sigmoid_(gate);
         barrier();
         for (u32 i = 0; i < count; i += 8) {
             const u32 r = i + t / 32;
@@ -107,7 +108,7 @@ DEVICE void gdn_rule(const float *from, const float *beta, const float *alpha, c
 
 // Spans with fewer rows than `below`.
 #define GDN_RULE(NAME, DK, FUSED)                                                                                     \
-    KERNEL(NAME, 256)                                                                                                 \
+    KERNEL_WIDE(NAME, 256)                                                                                            \
     (const float *from, const float *beta, const float *alpha, const float *taps, const float *a,                     \
      const float *dt_bias, const float *window, const GdnSpan *spans, u32 below, u32 k_heads, u32 v_heads, u32 d_v,   \
      u32 kernel, u32 grouped, float *states, float *out) {                                                            \
