@@ -312,7 +312,8 @@ DEVICE void gdn_scan(const float *mixed, const u16 *matrices, const float *decay
                                         ? ((const f32x2 *)decays)[(u64)(row0 + thread_index()) * v_heads + head]
                                         : f32x2{0.0f, 0.0f};
         // Everything that is linear in values and state is divided by a power of two, so that f16 can hold it. Keys are no
-        // longer than 1: |K S| and |V'| stay below 64 + sqrt(d_k) times the largest number, hence the 128.
+        // longer than 1: |K S| and |V'| stay below 64 + sqrt(d_k) times the largest number, hence the 128. Of numbers far
+        // smaller than the largest, what is below 2^-33 of it is lost.
         const float by = quant_half_scale(block_max<256>(most, scratch)) * 128.0f, inverse = 1.0f / by;
         // Queries are scaled where they leave.
         const float out_by = by / (GDN_UNIT * sqrt_((float)DK));

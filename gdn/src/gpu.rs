@@ -347,6 +347,9 @@ impl Kernels {
             return Ok(());
         }
         let (k_place, v_place) = (place(shape.head_k_dim()), place(shape.head_v_dim()));
+        if let Some(chunks) = &scratch.chunks {
+            check("scratch", chunks.matrices.view(), n * shape.v_heads() * 2 * CHUNK);
+        }
         let step = Step { stream, weights, states, spans, n, input, scratch, shape };
         // No span is longer than what the others, of a row each, leave to it.
         let chunks = scratch.chunks.as_ref().filter(|_| n.saturating_sub(len - 1) >= self.least);

@@ -87,6 +87,17 @@ fn run(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool) {
 }
 
 fn run_form(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool, form: Form) {
+    run_scaled(shape, steps, hostile, form, 1.0);
+}
+
+fn scale_values(shape: &Shape, rows: &mut [f32], scale: f32) {
+    for row in rows.chunks_exact_mut(shape.conv_dim()) {
+        row[2 * shape.key_dim()..].iter_mut().for_each(|v| *v *= scale);
+    }
+}
+
+/// Values and states are about as large as `scale`.
+fn run_scaled(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool, form: Form, scale: f32) {
     let slots = 4;
     for device in devices() {
         let mut random = Random(9);
@@ -98,12 +109,14 @@ fn run_form(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool, form: Form
         let mut states: Vec<State> = (0..slots).map(|_| State::new(&shape)).collect();
         for (slot, state) in states.iter_mut().enumerate() {
             state.conv_mut().fill_with(|| random.number());
-            state.s_mut().fill_with(|| 0.3 * random.number());
+            scale_values(&shape, state.conv_mut(), scale);
+            state.s_mut().fill_with(|| 0.3 * scale * random.number());
             on_device.upload(&stream, slot, state).unwrap();
         }
         for step in steps {
             let n: usize = step.iter().map(|(_, rows)| rows).sum();
-            let rows = Rows::new(&shape, n, &mut random, hostile);
+            let mut rows = Rows::new(&shape, n, &mut random, hostile);
+            scale_values(&shape, &mut rows.qkv, scale);
             let scratch = DeviceScratch::new(&device, &shape, n).unwrap();
             let mut list = Vec::new();
             let mut first = 0;
@@ -147,7 +160,8 @@ fn run_form(shape: Shape, steps: &[&[(usize, usize)]], hostile: bool, form: Form
                     "slot {slot} is not in a step"
                 );
             }
-            close(found.s(), state.s(), "state");
+            let parts = |s: &[f32]| -> Vec<f32> { s.iter().map(|s| s / scale).collect() };
+            close(&parts(found.s()), &parts(state.s()), "state");
             assert_eq!(found.conv(), state.conv(), "window of slot {slot}");
         }
     }
@@ -203,6 +217,13 @@ fn convolutions_of_other_lengths_match_the_reference() {
 fn chunks_stay_accurate_for_repeated_keys_and_extreme_decays() {
     let steps: [&[_]; 2] = [&[(0, 64), (1, 100)], &[(0, 33), (1, 1)]];
     run_form(shape(2, 4, 64, 32, HeadOrder::Tiled), &steps, true, Form::Chunked);
+}
+
+#[test]
+fn chunks_hold_numbers_that_f16_does_not() {
+    for scale in [1e9, 1e-9] {
+        run_scaled(shape(1, 2, 32, 32, HeadOrder::Tiled), &[&[(0, 70)]], false, Form::Chunked, scale);
+    }
 }
 
 #[test]
