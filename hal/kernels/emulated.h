@@ -15,10 +15,12 @@
 #endif
 #define DEVICE inline
 #define UNROLL
+#define ROLLED
 #define KERNEL(name, threads)                     \
     static constexpr unsigned name##_threads = threads; \
     static void name
 #define KERNEL_TWO(name, threads) KERNEL(name, threads)
+#define KERNEL_WIDE KERNEL
 #define EXPORT(name)                                                           \
     extern "C" __attribute__((visibility("default"))) const emulated::Entry    \
         skep_entry_##name = emulated::entry<&name>(name##_threads);

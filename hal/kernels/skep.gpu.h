@@ -4,7 +4,9 @@
 //   KERNEL(name, threads)(arguments) { ... }   an entry point of exactly `threads` threads per block, a multiple of WAVE
 //   KERNEL_TWO(name, threads)(arguments) { ... }   the same, with few enough registers for two blocks at a time where the
 //                                              compiler is the one to ration them
+//   KERNEL_WIDE(name, threads)(arguments) ...  the same for kernels that live on registers, not on many blocks at a time
 //   EXPORT(name)                               after it, makes it known to the emulated device
+//   UNROLL, ROLLED                             before a loop: all of its rounds written out, or none
 //   SHARED(type, name, n)                      n elements of memory that the block shares, at most 64 KiB in all
 //
 // Rules: every thread of a block reaches every barrier(), every lane of a wave every shuffle and sum; nobody returns
@@ -55,9 +57,12 @@ struct alignas(8) f32x2 {
 #else
 #define KERNEL_TWO(name, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name
 #endif
+// Without the 1, ptxas spills registers to make room for one more block.
+#define KERNEL_WIDE(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -212,9 +217,11 @@ DEVICE u32 mma_col(u32 i) { return (lane() & 3) * 2 + (i & 1) + (i >> 2) * 8; }
 #define KERNEL(name, threads) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads))) name
 #define KERNEL_TWO(name, threads) KERNEL(name, threads)
+#define KERNEL_WIDE KERNEL
 #define EXPORT(name)
 #define SHARED(T, name, n) __shared__ __attribute__((aligned(16))) T name[n]
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -404,7 +411,12 @@ DEVICE MmaC mma_zero() {
     return c;
 }
 
+#if GPU_AMD
+// Said to be the same in all lanes, which the compiler does not see: branches on it then need no masks.
+DEVICE u32 wave_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WAVE); }
+#else
 DEVICE u32 wave_index() { return thread_index() / WAVE; }
+#endif
 
 #if !GPU_EMULATED
 // Sums and maxima over groups of `width` neighbouring lanes, a power of two up to WAVE; every lane gets the result.

@@ -11,7 +11,7 @@ mod layout;
 mod matrix;
 
 pub use acts::Acts;
-pub use kernels::{Gate, Kernels, MOST_COLS, MOST_TOP, Product, SOURCE, outputs, top_k_scratch};
+pub use kernels::{FEW, Gate, Kernels, MOST_COLS, MOST_TOP, Product, SOURCE, outputs, top_k_scratch};
 pub use layout::{pack, stride, unpack};
 pub use matrix::{Matrix, MatrixView};
 

@@ -71,8 +71,8 @@ const JOBS: usize = 4;
 /// Rows of weights of a tile.
 const TILE_ROWS: usize = 128;
 
-/// Rows of activations up to which products need no f16.
-const FEW: usize = 8;
+/// Rows of activations up to which products take 8 bits only ([`Acts::q`]); of more they can take f16 ([`Acts::h`]).
+pub const FEW: usize = 8;
 
 /// Rows of activations up to which matrices are multiplied row by row: tiles would leave most of a device idle.
 const ROW_BY_ROW: usize = 32;
