@@ -3,14 +3,21 @@
 
 #define ATTN_PAGE 64
 
-// Before a loop over batches of loads or products that is to stay a loop: unrolled, the compilers for AMD hold the addresses and
-// fragments of all of it at once, and run out of registers.
-#if GPU_AMD
-#define ATTN_ROLLED _Pragma("unroll 1")
+// Before loops over batches of loads, and over the steps of a product. Unrolled, they hold the addresses and fragments of all
+// their turns at once: the compilers for AMD run out of registers so, where those for NVIDIA keep to what they have.
+#if GPU_EMULATED
+#define ATTN_BATCHES
+#define ATTN_STEPS
 #elif GPU_NVIDIA
-#define ATTN_ROLLED _Pragma("unroll 1")
+#define ATTN_BATCHES _Pragma("unroll 1")
+#define ATTN_STEPS UNROLL
 #else
-#define ATTN_ROLLED
+#define ATTN_BATCHES _Pragma("unroll 1")
+#if MMA_PLAIN
+#define ATTN_STEPS _Pragma("unroll 1")
+#else
+#define ATTN_STEPS _Pragma("unroll 2")
+#endif
 #endif
 
 // Page number `index` of a sequence. Whatever the table holds, the page is one of the cache.

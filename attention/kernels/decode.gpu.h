@@ -41,7 +41,7 @@ DEVICE void attn_decode(const float *q, const T *keys, const T *values, const u3
     constexpr u32 THREADS = 256, WAVES = THREADS / WAVE;
     // Scores: LANES threads take 8 values each of a key, or of half a key where it is longer than their reach.
     constexpr u32 PARTS = DIM > 256 ? DIM / 256 : 1, LANES = DIM / PARTS / 8, KEYS = THREADS / LANES / PARTS;
-    constexpr u32 K_ROUNDS = ATTN_PAGE / KEYS, K_AHEAD = K_ROUNDS < 8 ? K_ROUNDS : 8;
+    constexpr u32 K_ROUNDS = ATTN_PAGE / KEYS, K_MOST = 16 / sizeof(T), K_AHEAD = K_ROUNDS < K_MOST ? K_ROUNDS : K_MOST;
     // Sums: QUADS threads take 4 values each of a token, TOKENS tokens at once.
     constexpr u32 QUADS = DIM / 4, TOKENS = THREADS / QUADS;
     constexpr u32 V_ROUNDS = ATTN_PAGE / TOKENS, V_AHEAD = V_ROUNDS < 8 ? V_ROUNDS : 8;
@@ -82,7 +82,7 @@ DEVICE void attn_decode(const float *q, const T *keys, const T *values, const u3
         float *scores = all_scores + (index & 1) * (PARTS * ATTN_PAGE * G), *factors = all_factors + (index & 1) * G;
         const u32 token0 = index * ATTN_PAGE;
         const u64 place = ((u64)attn_page(pages, max_pages, n_pages, slot, index) * kv_heads + kv_head) * ATTN_PAGE;
-        ATTN_ROLLED for (u32 r = 0; r < K_ROUNDS; r += K_AHEAD) {
+        ATTN_BATCHES for (u32 r = 0; r < K_ROUNDS; r += K_AHEAD) {
             AttnRaw8<T> raw[K_AHEAD];
             UNROLL for (u32 i = 0; i < K_AHEAD; i++) {
                 raw[i].zero();
@@ -139,7 +139,7 @@ DEVICE void attn_decode(const float *q, const T *keys, const T *values, const u3
         float factor[G];
         attn_read<G>(factors, factor);
         UNROLL for (u32 g = 0; g < G; g++) UNROLL for (u32 i = 0; i < 4; i++) sum[g][i] *= factor[g];
-        ATTN_ROLLED for (u32 r = 0; r < V_ROUNDS; r += V_AHEAD) {
+        ATTN_BATCHES for (u32 r = 0; r < V_ROUNDS; r += V_AHEAD) {
             if (r > 0) {
                 UNROLL for (u32 i = 0; i < V_AHEAD; i++) {
                     const u32 token = (r + i) * TOKENS + v_token;
@@ -176,18 +176,20 @@ DEVICE void attn_decode(const float *q, const T *keys, const T *values, const u3
     }
 }
 
-// Grid: q_heads, rows. The splits of a head and row become one, times the logistic function of the gate if there is one.
-// Rows whose sequence is none of the `n_slots` become 0.
+// Grid: q_heads, rows. The splits of a head and row become one, times the logistic function of the gate if there is one. Of single
+// rows those splits are there that `attn_split` fills; of tiles, `every` one. Rows whose sequence is none of the `n_slots`
+// become 0. Codes are asked for only of heads that are whole units.
 KERNEL(attn_merge, 256)
 (const float *sums, const f32x2 *stats, const u32 *slots, const u32 *positions, const u32 *ends, const float *gate,
- float *out, u32 gate_stride, u32 gate_head_stride, u32 q_heads, u32 v_dim, u32 n_slots, u32 window, u32 splits) {
+ u32 gate_stride, u32 gate_head_stride, u32 q_heads, u32 v_dim, u32 n_slots, u32 window, u32 splits, u32 every,
+ float *out, i8 *q, f32x2 *s, u16 *h, float *scale) {
     SHARED(float, weights, 256);
     SHARED(float, scratch, 16);
     SHARED(float, parts, 1024);
     const u32 t = thread_index(), head = block_x(), row = block_y(), position = positions[row];
     const AttnSeen seen = attn_seen(position, ends ? ends[row] : position + 1, window);
     const bool any = slots[row] < n_slots;
-    const u32 used = any ? attn_splits_used(seen, splits) : 0;
+    const u32 used = !any ? 0 : every ? splits : attn_splits_used(seen, splits);
     const u64 first = ((u64)row * q_heads + head) * splits;
 
     const f32x2 stat = t < used ? stats[first + t] : f32x2{attn_unseen(), 0.0f};
@@ -201,9 +203,11 @@ KERNEL(attn_merge, 256)
     const u32 at = t % quads * 4;
     f32x4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     if (at < v_dim) {
-        for (u32 s = t / quads; s < used; s += 256 / quads) {
-            const f32x4 x = *(const f32x4 *)(sums + (first + s) * v_dim + at);
-            const float w = weights[s];
+        for (u32 i = t / quads; i < used; i += 256 / quads) {
+            const float w = weights[i];
+            // A split that saw nothing has left nothing.
+            if (w == 0.0f) continue;
+            const f32x4 x = *(const f32x4 *)(sums + (first + i) * v_dim + at);
             sum.x = fma_(w, x.x, sum.x);
             sum.y = fma_(w, x.y, sum.y);
             sum.z = fma_(w, x.z, sum.z);
@@ -212,15 +216,31 @@ KERNEL(attn_merge, 256)
     }
     *(f32x4 *)(parts + t * 4) = sum;
     barrier();
-    for (u32 d = t; d < v_dim; d += 256) {
+    for (u32 d0 = 0; d0 < v_dim; d0 += 256) {
+        const u32 d = d0 + t;
         float all = 0.0f;
-        for (u32 k = d; k < 1024; k += quads * 4) all += parts[k];
-        all = any ? all / total : 0.0f;
-        const u64 at = (u64)row * gate_stride + head * gate_head_stride + d;
-        out[((u64)row * q_heads + head) * v_dim + d] = gate ? all * sigmoid_(gate[at]) : all;
+        if (d < v_dim && any) {
+            for (u32 k = d; k < 1024; k += quads * 4) all += parts[k];
+            all /= total;
+            if (gate) all *= sigmoid_(gate[(u64)row * gate_stride + head * gate_head_stride + d]);
+        }
+        quant_write_unit(QuantOut{out, q, s, nullptr, nullptr}, ((u64)row * q_heads + head) * v_dim + d, all, d < v_dim);
     }
 }
 EXPORT(attn_merge)
+
+// Rows that attention has left in `x`, in the other forms that products take.
+#define ATTN_ROW_MOST 48
+KERNEL(attn_forms, 256)(const float *x, u32 cols, float *out, i8 *q, f32x2 *s, u16 *h, float *scale) {
+    SHARED(float, scratch, 16);
+    float held[ATTN_ROW_MOST];
+    UNROLL for (u32 k = 0; k < ATTN_ROW_MOST; k++) {
+        const u32 i = k * 256 + thread_index();
+        if (i < cols) held[k] = x[(u64)block_x() * cols + i];
+    }
+    quant_write_row<ATTN_ROW_MOST, 256>(QuantOut{nullptr, q, s, h, scale}, block_x(), cols, held, scratch);
+}
+EXPORT(attn_forms)
 
 #define ATTN_DECODE(name, T, DIM, G)                                                                                     \
     KERNEL(name, 256)                                                                                                    \

@@ -1,6 +1,7 @@
 // Attention of spans of rows, by matrix products of f16 with sums in f32. A tile is ROWS pairs of a row and a query head of one
 // key/value head: all heads of a row before the next row. It goes over the pages that any of its rows sees; of each page, keys
-// and then values pass through one buffer, PIECE values of a head at a time, the next piece on its way while one is used.
+// and then values pass through one buffer, PIECE values of a head at a time, the next piece on its way while one is used. Where tiles
+// are too few to fill the device, their pages are cut into splits, which are merged as those of single rows are.
 
 // The piece of keys at `at`: the values 8 * thread .. of [64, PIECE].
 template <class T, u32 PIECE, u32 LOADS>
@@ -42,12 +43,13 @@ template <class T, u32 LOADS> DEVICE void attn_put_values(const AttnRaw8<T> *raw
     }
 }
 
-// Grid: tiles (at least as many as the spans have), kv_heads.
+// Grid: tiles (at least as many as the spans have), kv_heads, splits. One split leaves the rows in `out`; several leave sums and stats
+// like `attn_decode`, stats of every split.
 template <class T, u32 DIM, u32 ROWS>
 DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u32x4 *spans, const u32 *ends,
-                         const u32 *pages, const float *gate, float *out, u32 n_spans, u32 n_rows, u32 gate_stride,
+                         const u32 *pages, const float *gate, float *out, float *sums, f32x2 *stats, u32 n_spans, u32 n_rows, u32 gate_stride,
                          u32 gate_head_stride, u32 q_heads, u32 kv_heads, u32 k_dim, u32 v_dim, u32 n_slots,
-                         u32 max_pages, u32 n_pages, u32 window, float scale) {
+                         u32 max_pages, u32 n_pages, u32 window, u32 splits, float scale) {
     constexpr u32 THREADS = 256, WAVES = THREADS / WAVE, PIECE = DIM < 128 ? DIM : 128, PIECES = DIM / PIECE;
     constexpr u32 LOADS = ATTN_PAGE * PIECE / 8 / THREADS, V_STRIDE = ATTN_PAGE + 8;
     constexpr u32 Q_STRIDE = DIM + 8, K_STRIDE = PIECE + 8, S_STRIDE = ATTN_PAGE + 4, P_STRIDE = ATTN_PAGE + 8;
@@ -84,7 +86,15 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
     if (ends)
         for (u32 i = 0; i < rows; i++) end = max_u32(end, ends[row0 + i]);
     const u32 first = attn_seen(position0, 0, window).first;
-    const u32 to_page = (end + ATTN_PAGE - 1) / ATTN_PAGE;
+    const u32 first_page = first / ATTN_PAGE, last_page = (end + ATTN_PAGE - 1) / ATTN_PAGE;
+    const u32 each = (last_page - first_page + splits - 1) / splits, split = block_z();
+    const u32 from_page = first_page + split * each, to_page = min_u32(from_page + each, last_page);
+    if (from_page >= to_page) {
+        for (u32 r = t; r < pairs; r += THREADS)
+            stats[((u64)(row0 + r / group) * q_heads + kv_head * group + r % group) * splits + split] =
+                f32x2{attn_unseen(), 0.0f};
+        return;
+    }
 
     for (u32 unit = t; unit < ROWS * DIM / 8; unit += THREADS) {
         const u32 r = unit / (DIM / 8), d = unit % (DIM / 8) * 8;
@@ -106,11 +116,11 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
     UNROLL for (u32 c = 0; c < PIECES; c++) UNROLL for (u32 i = 0; i < O_PER_WAVE; i++) sum[c][i] = mma_zero();
     const u32 wave = wave_index(), o_block = wave % BLOCKS, o_column = wave / BLOCKS;
 
-    u32 index = first / ATTN_PAGE;
+    u32 index = from_page;
     u64 place = ((u64)attn_page(pages, max_pages, n_pages, slot, index) * kv_heads + kv_head) * ATTN_PAGE;
     AttnRaw8<T> raw[LOADS];
     // Tokens `from .. to` of the page are seen by a row of the tile: others may hold anything.
-    u32 from = first % ATTN_PAGE, to = min_u32(end - index * ATTN_PAGE, ATTN_PAGE);
+    u32 from = index == first_page ? first % ATTN_PAGE : 0, to = min_u32(end - index * ATTN_PAGE, ATTN_PAGE);
     attn_fetch_keys<T, PIECE, LOADS>(raw, keys + place * k_dim, k_dim, 0, from, to);
     for (; index < to_page; index++) {
         const u32 token0 = index * ATTN_PAGE;
@@ -127,7 +137,7 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
             UNROLL for (u32 i = 0; i < S_PER_WAVE; i++) {
                 const u32 id = wave + i * WAVES, block = id % BLOCKS, column = id / BLOCKS % (ATTN_PAGE / 16);
                 const u32 step0 = id / S_TILES * S_STEPS;
-                ATTN_ROLLED for (u32 k = 0; k < S_STEPS; k++) {
+                ATTN_STEPS for (u32 k = 0; k < S_STEPS; k++) {
                     const MmaA a = mma_load_a(queries + block * 16 * Q_STRIDE + c * PIECE + (step0 + k) * 16, Q_STRIDE);
                     const MmaB b = mma_load_b(buffer + column * 16 * K_STRIDE + (step0 + k) * 16, K_STRIDE);
                     mma(score[i], a, b);
@@ -186,7 +196,7 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
             }
             UNROLL for (u32 i = 0; i < O_PER_WAVE; i++)
                 UNROLL for (u32 e = 0; e < MMA_LANE; e++) sum[c][i].v[e] *= factor[e];
-            ATTN_ROLLED for (u32 k = 0; k < ATTN_PAGE / 16; k++) {
+            ATTN_STEPS for (u32 k = 0; k < ATTN_PAGE / 16; k++) {
                 const MmaA a = mma_load_a(weights + o_block * 16 * P_STRIDE + k * 16, P_STRIDE);
                 UNROLL for (u32 i = 0; i < O_PER_WAVE; i++) {
                     const u32 column = o_column + i * (WAVES / BLOCKS);
@@ -199,18 +209,25 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
     }
 
     weight = group_sum<SHARE>(weight);
-    if (t % SHARE == 0) factors[my_pair] = 1.0f / weight;
+    if (t % SHARE == 0) {
+        factors[my_pair] = splits == 1 ? 1.0f / weight : 1.0f;
+        if (splits > 1 && my_pair < pairs)
+            stats[((u64)(row0 + my_row) * q_heads + kv_head * group + my_pair % group) * splits + split] =
+                f32x2{most, weight};
+    }
     barrier();
     UNROLL for (u32 e = 0; e < MMA_LANE; e++) {
         const u32 r = o_block * 16 + mma_row(e), row = row0 + r / group, head = kv_head * group + r % group;
         const float factor = factors[r];
         if (r >= pairs) continue;
+        const u64 place = (u64)row * q_heads + head;
+        float *to = splits == 1 ? out + place * v_dim : sums + (place * splits + split) * v_dim;
+        const float *opening = gate && splits == 1 ? gate + (u64)row * gate_stride + head * gate_head_stride : nullptr;
         UNROLL for (u32 c = 0; c < PIECES; c++) UNROLL for (u32 i = 0; i < O_PER_WAVE; i++) {
             const u32 d = c * PIECE + (o_column + i * (WAVES / BLOCKS)) * 16 + mma_col(e);
             if (d >= v_dim) continue;
-            float x = sum[c][i].v[e] * factor;
-            if (gate) x *= sigmoid_(gate[(u64)row * gate_stride + head * gate_head_stride + d]);
-            out[((u64)row * q_heads + head) * v_dim + d] = x;
+            const float x = sum[c][i].v[e] * factor;
+            to[d] = opening ? x * sigmoid_(opening[d]) : x;
         }
     }
 }
@@ -218,11 +235,12 @@ DEVICE void attn_prefill(const float *q, const T *keys, const T *values, const u
 #define ATTN_PREFILL(name, T, DIM, ROWS)                                                                                 \
     KERNEL(name, 256)                                                                                                    \
     (const float *q, const T *keys, const T *values, const u32x4 *spans, const u32 *ends, const u32 *pages,              \
-     const float *gate, float *out, u32 n_spans, u32 n_rows, u32 gate_stride, u32 gate_head_stride, u32 q_heads,         \
-     u32 kv_heads, u32 k_dim, u32 v_dim, u32 n_slots, u32 max_pages, u32 n_pages, u32 window, float scale) {             \
-        attn_prefill<T, DIM, ROWS>(q, keys, values, spans, ends, pages, gate, out, n_spans, n_rows, gate_stride,         \
-                                   gate_head_stride, q_heads, kv_heads, k_dim, v_dim, n_slots, max_pages, n_pages,       \
-                                   window, scale);                                                                       \
+     const float *gate, float *out, float *sums, f32x2 *stats, u32 n_spans, u32 n_rows, u32 gate_stride,                 \
+     u32 gate_head_stride, u32 q_heads, u32 kv_heads, u32 k_dim, u32 v_dim, u32 n_slots, u32 max_pages, u32 n_pages,     \
+     u32 window, u32 splits, float scale) {                                                                              \
+        attn_prefill<T, DIM, ROWS>(q, keys, values, spans, ends, pages, gate, out, sums, stats, n_spans, n_rows,         \
+                                   gate_stride, gate_head_stride, q_heads, kv_heads, k_dim, v_dim, n_slots, max_pages,   \
+                                   n_pages, window, splits, scale);                                                      \
     }                                                                                                                    \
     EXPORT(name)
 ATTN_PREFILL(attn_prefill_f16_64, u16, 64, 32)

@@ -46,13 +46,14 @@ macro_rules! entries {
 pub const SOURCE: Source = Source {
     name: "attention",
     parts: &[
+        skep_quant::gpu::ROWS,
         include_str!("../kernels/attn.gpu.h"),
         include_str!("../kernels/prepare.gpu.h"),
         include_str!("../kernels/decode.gpu.h"),
         include_str!("../kernels/prefill.gpu.h"),
     ],
     entries: entries! {
-        "attn_rope_table" 128, "attn_prepare_f16" 256, "attn_prepare_f32" 256, "attn_merge" 256,
+        "attn_rope_table" 128, "attn_prepare_f16" 256, "attn_prepare_f32" 256, "attn_merge" 256, "attn_forms" 256,
         "attn_decode_f16_64_2" 256, "attn_decode_f16_64_4" 256, "attn_decode_f16_64_8" 256,
         "attn_decode_f16_128_2" 256, "attn_decode_f16_128_4" 256, "attn_decode_f16_128_8" 256,
         "attn_decode_f16_256_2" 256, "attn_decode_f16_256_4" 256, "attn_decode_f16_256_8" 256,
@@ -71,6 +72,7 @@ pub const SOURCE: Source = Source {
 pub struct Kernels {
     rope_table: Kernel,
     merge: Kernel,
+    forms: Kernel,
     f16: Typed,
     f32: Typed,
 }
@@ -120,6 +122,7 @@ impl Kernels {
         Ok(Self {
             rope_table: module.kernel("attn_rope_table")?,
             merge: module.kernel("attn_merge")?,
+            forms: module.kernel("attn_forms")?,
             f16: typed!(module, "f16"),
             f32: typed!(module, "f32"),
         })

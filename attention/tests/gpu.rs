@@ -10,6 +10,7 @@ use layer::{Gpu, Layer, Piece, bytes_of, everywhere, mirror};
 use skep_attention::gpu::{self, MAX_DIM, Positions, RopeTable, Scratch};
 use skep_attention::{Heads, KvType, Mask, Rope, reference};
 use skep_hal::gpu::Memory;
+use skep_quant::gpu::Acts;
 
 /// What decoding may differ by: sums in another order, and the exponential of the device.
 const F32: f32 = 1e-5;
@@ -183,19 +184,65 @@ fn prefilled_rows_are_those_of_the_reference() {
             let mask = [Mask::Causal, Mask::Window(64), Mask::Causal, Mask::Window(3), Mask::Window(100)]
                 [number % 5];
             let pieces: &[Piece] = if dim * group <= 256 { &many } else { &few };
-            cases.push((heads, ty, mask, number % 3 != 0, pieces));
+            cases.push((heads, ty, mask, number % 3 != 0, pieces, [1, 40, 200][number % 3]));
         }
     }
     let odd = |q_heads, kv_heads, k, v| Heads::new(q_heads, kv_heads, k, v, 0.2).unwrap();
-    cases.push((odd(6, 2, 40, 96), KvType::F16, Mask::Causal, false, &few));
-    cases.push((odd(5, 1, 264, 8), KvType::F16, Mask::Window(50), false, &few));
-    cases.push((odd(16, 1, 72, 72), KvType::F16, Mask::Causal, true, &few));
+    cases.push((odd(6, 2, 40, 96), KvType::F16, Mask::Causal, false, &few, 60));
+    cases.push((odd(5, 1, 264, 8), KvType::F16, Mask::Window(50), false, &few, 60));
+    cases.push((odd(16, 1, 72, 72), KvType::F16, Mask::Causal, true, &few, 30));
     everywhere(|gpu| {
-        for &(heads, ty, mask, gated, pieces) in &cases {
+        for &(heads, ty, mask, gated, pieces, blocks) in &cases {
             let layer = Layer { gated, ..Layer::new(heads, ty) };
             let step = layer.step(&mut random, pieces);
-            let (found, expected) = gpu.attend_both(&layer, &step, mask, 10);
-            assert_near(&found, &expected, F16, &format!("{heads:?} {ty:?} {mask:?}"));
+            let (found, expected) = gpu.attend_both(&layer, &step, mask, blocks);
+            assert_near(&found, &expected, F16, &format!("{heads:?} {ty:?} {mask:?} {blocks}"));
+        }
+    });
+}
+
+#[test]
+fn rows_come_in_the_forms_that_products_take() {
+    let mut random = Random(29);
+    let heads = |q_heads, v_dim| Heads::new(q_heads, 1, 40, v_dim, 0.2).unwrap();
+    let single = |rows: usize| rows_after(&(1..=rows).map(|row| 9 * row).collect::<Vec<_>>());
+    let cases = [
+        (heads(2, 64), single(3)),
+        (heads(4, 40), single(2)),
+        (heads(2, 32), single(9)),
+        (heads(4, 8), vec![Piece::new(5, 11)]),
+        (heads(3, 288), vec![Piece::new(5, 7)]),
+    ];
+    everywhere(|gpu| {
+        for (heads, pieces) in &cases {
+            let layer = Layer::new(*heads, KvType::F16);
+            let step = layer.step(&mut random, pieces);
+            let cols = heads.q_heads() * heads.v_dim();
+            let acts = Acts::new(&gpu.device, step.rows() + 1, cols).unwrap();
+            let expected = gpu.attend_into(&layer, &step, &acts);
+            let len = expected.len();
+            assert_eq!(gpu.download::<f32>(acts.x(), len), expected);
+            if step.rows() <= 8 {
+                let codes: Vec<i8> = gpu.download(acts.q(), len);
+                let scales: Vec<f32> = gpu.download(acts.s(), len / 16);
+                for ((x, q), s) in expected.chunks(32).zip(codes.chunks(32)).zip(scales.chunks(2)) {
+                    let most = x.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+                    assert!((s[0] - most / 127.0).abs() <= most * 1e-7);
+                    let sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
+                    assert!((s[1] - s[0] * sum as f32).abs() <= s[0] * 1e-3);
+                    for (x, &q) in x.iter().zip(q) {
+                        assert!((x - s[0] * f32::from(q)).abs() <= 0.501 * s[0], "{x} is not {q} * {}", s[0]);
+                    }
+                }
+            } else {
+                let halves = layer::widened(&gpu.download::<u16>(acts.h(), len));
+                let scales: Vec<f32> = gpu.download(acts.scale(), step.rows());
+                for ((x, h), scale) in expected.chunks(cols).zip(halves.chunks(cols)).zip(scales) {
+                    for (x, h) in x.iter().zip(h) {
+                        assert!((x - h * scale).abs() <= x.abs() * 1e-3, "{x} is not {h} * {scale}");
+                    }
+                }
+            }
         }
     });
 }
@@ -311,7 +358,8 @@ fn a_recorded_step_follows_what_the_device_arrays_say() {
                 &cache,
                 Mask::Causal,
                 &scratch,
-                out.view(),
+                Some(out.view()),
+                None,
             )
         };
         let graph = gpu.stream.capture(run).unwrap();
@@ -348,7 +396,8 @@ fn views_that_are_too_short_are_refused() {
                 &cache,
                 mask,
                 &scratch,
-                short.view(),
+                Some(short.view()),
+                None,
             )
         };
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();

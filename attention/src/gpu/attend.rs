@@ -2,6 +2,7 @@ use super::{Batch, Cache, DIMS, GROUPS, Gate, Kernels, PAGE, WORD, check_heads, 
 use crate::{Heads, Mask};
 use skep_hal::Result;
 use skep_hal::gpu::{Args, Device, Memory, Stream, View};
+use skep_quant::gpu::{Acts, outputs};
 
 /// Steps of up to this many rows are decoded row by row, whatever their spans.
 const FEW_ROWS: usize = 8;
@@ -51,15 +52,17 @@ impl Scratch {
         blocks: usize,
     ) -> Result<Self> {
         let rows = rows.max(1);
-        let most = |per_head: &dyn Fn(&Heads) -> usize| {
-            let step = |heads: &Heads, rows: usize| {
-                rows * splits(heads, rows, tokens, Mask::Causal, blocks) * heads.q_heads() * per_head(heads)
-            };
-            heads.iter().flat_map(|heads| (1..=rows).map(move |rows| step(heads, rows))).max().unwrap_or(0)
-        };
+        let most = heads.iter().map(|heads| {
+            let decoded = (1..=rows).map(|rows| rows * splits(heads, rows, tokens, Mask::Causal, blocks));
+            // Tiles are cut while they fill less than the device, into so many that they fill less than twice the device.
+            let tiled = 2 * blocks.div_ceil(heads.kv_heads()) * rows_of_tile(heads);
+            let parts = decoded.max().unwrap_or(0).max(tiled) * heads.q_heads();
+            (parts * heads.v_dim(), parts)
+        });
+        let (sums, stats) = most.fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
         Ok(Self {
-            sums: Memory::new(device, most(&Heads::v_dim) * WORD)?,
-            stats: Memory::new(device, most(&|_| 2) * WORD)?,
+            sums: Memory::new(device, sums * WORD)?,
+            stats: Memory::new(device, stats * 2 * WORD)?,
             rows,
             tokens,
             blocks,
@@ -69,6 +72,19 @@ impl Scratch {
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
         self.sums.bytes() + self.stats.bytes()
+    }
+
+    /// Splits of rows that fit.
+    fn room(&self, heads: &Heads) -> usize {
+        let sums = self.sums.bytes() / WORD / heads.v_dim();
+        sums.min(self.stats.bytes() / WORD / 2) / heads.q_heads()
+    }
+
+    fn check(&self, parts: usize, heads: &Heads) {
+        assert!(
+            parts <= self.room(heads),
+            "{parts} splits of rows, but the scratch was made for other layers"
+        );
     }
 }
 
@@ -83,34 +99,45 @@ fn blocks_of_group(heads: &Heads) -> (usize, usize) {
     (index, heads.group().div_ceil(GROUPS[index]))
 }
 
-/// Splits of each row's pages in a step of `rows` rows.
+/// Rows whose query heads of a key/value head make up a tile.
+fn rows_of_tile(heads: &Heads) -> usize {
+    if DIMS[size_class(heads)] > 256 { 16 / heads.group() } else { 32 / heads.group() }
+}
+
+/// Splits of each row's pages in a step of `rows` single rows.
 fn splits(heads: &Heads, rows: usize, tokens: usize, mask: Mask, blocks: usize) -> usize {
+    let blocks_of_split = rows * heads.kv_heads() * blocks_of_group(heads).1;
+    blocks.div_ceil(blocks_of_split).clamp(1, most_splits(tokens, mask))
+}
+
+/// Splits beyond which some are always empty.
+fn most_splits(tokens: usize, mask: Mask) -> usize {
     let seen = match mask {
         Mask::Causal => tokens,
         Mask::Window(window) => tokens.min(window),
     };
     // A window need not begin where a page does.
-    let pages = (seen.div_ceil(PAGE) + 1).min(tokens.div_ceil(PAGE));
-    let blocks_of_split = rows * heads.kv_heads() * blocks_of_group(heads).1;
-    blocks.div_ceil(blocks_of_split).clamp(1, MAX_SPLITS.min(pages.max(1)))
+    (seen.div_ceil(PAGE) + 1).min(tokens.div_ceil(PAGE)).clamp(1, MAX_SPLITS)
 }
 
 impl Kernels {
     /// Softmax attention of every row over the keys its sequence has in the cache, then the output gate, as [`attend`](crate::attend()).
     ///
     /// * `q`: floats `[rows, q_heads, head_dim]`, as [`prepare`](Self::prepare) leaves them;
-    /// * `out`: floats `[rows, q_heads, v_dim]`.
+    /// * `out`, `acts`: where the rows `[rows, q_heads * v_dim]` go, either as floats or in the forms that products of so many rows
+    ///   take.
     ///
-    /// Few rows, and spans of one row, are computed in f32, their pages spread over the device. Longer spans go through matrix products of
-    /// f16 (queries times scale, keys, weights and values are rounded to it) with sums in f32. Rows of no sequence become 0 in the first
-    /// form, and are not written in the second.
+    /// Up to 8 rows, and spans of one row, are computed in f32, their pages spread over the device. Longer spans go through matrix
+    /// products of f16 (queries times scale, keys, weights and values are rounded to it) with sums in f32; there, numbers that are not
+    /// finite may reach rows up to 31 tokens before those that see them. Rows of no sequence become 0 in the first form, and are not
+    /// written in the second.
     ///
     /// # Errors
     /// What the driver says.
     ///
     /// # Panics
-    /// When a view is too short, the heads and cache do not fit each other, the window is zero, or the scratch was made for other
-    /// layers.
+    /// When a view is too short, the heads and cache do not fit each other, the window is zero, the scratch was made for other
+    /// layers, or both or none of `out` and `acts` are given.
     pub fn attend(
         &self,
         stream: &Stream,
@@ -121,15 +148,19 @@ impl Kernels {
         cache: &Cache,
         mask: Mask,
         scratch: &Scratch,
-        out: View<'_>,
+        out: Option<View<'_>>,
+        acts: Option<&Acts>,
     ) -> Result<()> {
         check_heads(heads);
         cache.check(heads);
         batch.check();
-        let (rows, q_heads, head_dim, v_dim) = (batch.rows, heads.q_heads(), heads.head_dim(), heads.v_dim());
-        words("q", q, rows * q_heads * head_dim);
-        words("out", out, rows * q_heads * v_dim);
+        let (rows, head_dim, width) = (batch.rows, heads.head_dim(), heads.q_heads() * heads.v_dim());
+        words("q", q, rows * heads.q_heads() * head_dim);
         assert!(q.pointer().0.is_multiple_of(16), "q must be aligned to 16 bytes");
+        assert!(out.is_some() != acts.is_some(), "rows go to one place: `out` or `acts`");
+        if let Some(out) = out {
+            words("out", out, rows * width);
+        }
         let window = match mask {
             Mask::Causal => 0,
             Mask::Window(window) => {
@@ -137,29 +168,32 @@ impl Kernels {
                 u32::try_from(window).unwrap_or(u32::MAX)
             }
         };
-        let call = Call {
-            stream,
-            heads,
-            q,
-            gate: gate.map(|gate| gate.check(heads, rows)),
-            batch,
-            cache,
-            window,
-            out,
-        };
-        if rows <= scratch.rows && (rows <= FEW_ROWS || batch.spans == rows) {
-            self.decode(&call, mask, scratch)
+        let gate = gate.map(|gate| gate.check(heads, rows));
+        let single = rows <= scratch.rows && (rows <= FEW_ROWS || batch.spans == rows);
+        // Codes of a unit come from one head; f16 needs the greatest number of a row.
+        let at_once = single && rows <= FEW_ROWS && heads.v_dim().is_multiple_of(32);
+        let x = out.or(acts.map(Acts::x)).expect("a place, by the assertion");
+        let call = Call { stream, heads, q, gate, batch, cache, mask, window, scratch, x };
+        let forms = |args: Args| outputs(args, rows, width, None, acts);
+        if single {
+            let plain = call.plain();
+            self.decode(&call, if at_once && acts.is_some() { &forms } else { &plain })?;
         } else {
-            self.prefill(&call)
+            self.prefill(&call)?;
         }
+        if acts.is_none() || at_once {
+            return Ok(());
+        }
+        let args = forms(Args::new().view(x).len(width));
+        // SAFETY: `outputs` has checked that the rows fit.
+        unsafe { self.forms.launch(stream, [rows as u32, 1, 1], &args) }
     }
 
-    fn decode(&self, call: &Call<'_>, mask: Mask, scratch: &Scratch) -> Result<()> {
-        let Call { stream, heads, q, gate, batch, cache, window, out } = *call;
+    fn decode(&self, call: &Call<'_>, outputs: &dyn Fn(Args) -> Args) -> Result<()> {
+        let Call { stream, heads, q, batch, cache, window, scratch, .. } = *call;
         let (rows, q_heads, v_dim) = (batch.rows, heads.q_heads(), heads.v_dim());
-        let splits = splits(heads, rows, scratch.tokens, mask, scratch.blocks);
-        words("scratch", scratch.sums.view(), rows * splits * q_heads * v_dim);
-        words("scratch", scratch.stats.view(), rows * splits * q_heads * 2);
+        let splits = splits(heads, rows, scratch.tokens, call.mask, scratch.blocks);
+        scratch.check(rows * splits, heads);
         let (index, blocks) = blocks_of_group(heads);
         let kernel = self.typed(cache).decode[size_class(heads)][index].as_ref();
         let kernel = kernel.expect("a kernel for every size of a block");
@@ -186,8 +220,18 @@ impl Kernels {
         let grid = [heads.kv_heads() * blocks, rows, splits].map(|n| u32::try_from(n).expect("a grid"));
         // SAFETY: the views were checked against the shapes; slots, table entries and pages are kept within theirs by the kernel.
         unsafe { kernel.launch(stream, grid, &args) }?;
+        self.merge(call, splits, false, outputs)
+    }
 
-        let (gate, stride, head_stride) = gate.map_or((None, 0, 0), |gate| (Some(gate.0), gate.1, gate.2));
+    fn merge(
+        &self,
+        call: &Call<'_>,
+        splits: usize,
+        every: bool,
+        outputs: &dyn Fn(Args) -> Args,
+    ) -> Result<()> {
+        let Call { stream, heads, batch, scratch, .. } = *call;
+        let (gate, stride, head_stride) = call.gate_arguments();
         let args = Args::new()
             .view(scratch.sums.view())
             .view(scratch.stats.view())
@@ -195,25 +239,31 @@ impl Kernels {
             .view(batch.position)
             .maybe(batch.end)
             .maybe(gate)
-            .view(out)
             .len(stride)
             .len(head_stride)
-            .len(q_heads)
-            .len(v_dim)
+            .len(heads.q_heads())
+            .len(heads.v_dim())
             .len(batch.slots)
-            .u32(window)
-            .len(splits);
-        // SAFETY: as above.
-        unsafe { self.merge.launch(stream, [q_heads as u32, rows as u32, 1], &args) }
+            .u32(call.window)
+            .len(splits)
+            .u32(every.into());
+        let grid = [heads.q_heads(), batch.rows, 1].map(|n| u32::try_from(n).expect("a grid"));
+        // SAFETY: the views were checked against the shapes, the scratch against the splits.
+        unsafe { self.merge.launch(stream, grid, &outputs(args)) }
     }
 
     fn prefill(&self, call: &Call<'_>) -> Result<()> {
-        let Call { stream, heads, q, gate, batch, cache, window, out } = *call;
-        let class = size_class(heads);
-        let rows_of_tile = if DIMS[class] > 256 { 16 } else { 32 } / heads.group();
+        let Call { stream, heads, q, batch, cache, window, scratch, x, .. } = *call;
+        let (rows, q_heads, kv_heads) = (batch.rows, heads.q_heads(), heads.kv_heads());
         // Every span may end in a tile that is not full.
-        let tiles = batch.rows / rows_of_tile + batch.spans.min(batch.rows);
-        let (gate, stride, head_stride) = gate.map_or((None, 0, 0), |gate| (Some(gate.0), gate.1, gate.2));
+        let tiles = rows / rows_of_tile(heads) + batch.spans.min(rows);
+        let splits = scratch
+            .blocks
+            .div_ceil((tiles * kv_heads).max(1))
+            .min(most_splits(scratch.tokens, call.mask))
+            .min(scratch.room(heads) / rows.max(1))
+            .max(1);
+        let (gate, stride, head_stride) = call.gate_arguments();
         let args = Args::new()
             .view(q)
             .view(cache.keys())
@@ -222,23 +272,28 @@ impl Kernels {
             .maybe(batch.end)
             .view(batch.pages)
             .maybe(gate)
-            .view(out)
+            .view(x)
+            .view(scratch.sums.view())
+            .view(scratch.stats.view())
             .len(batch.spans)
-            .len(batch.rows)
+            .len(rows)
             .len(stride)
             .len(head_stride)
-            .len(heads.q_heads())
-            .len(heads.kv_heads())
+            .len(q_heads)
+            .len(kv_heads)
             .len(heads.head_dim())
             .len(heads.v_dim())
             .len(batch.slots)
             .len(batch.max_pages)
             .len(cache.n_pages())
             .u32(window)
+            .len(splits)
             .f32(heads.scale());
-        let grid = [tiles, heads.kv_heads(), 1].map(|n| u32::try_from(n).expect("a grid"));
-        // SAFETY: the views were checked against the shapes; spans, slots, table entries and pages are kept within theirs by the kernel.
-        unsafe { self.typed(cache).prefill[class].launch(stream, grid, &args) }
+        let grid = [tiles, kv_heads, splits].map(|n| u32::try_from(n).expect("a grid"));
+        // SAFETY: the views were checked against the shapes, the scratch against the splits; spans, slots, table entries and pages are
+        // kept within theirs by the kernel.
+        unsafe { self.typed(cache).prefill[size_class(heads)].launch(stream, grid, &args) }?;
+        if splits == 1 { Ok(()) } else { self.merge(call, splits, true, &call.plain()) }
     }
 }
 
@@ -252,8 +307,22 @@ struct Call<'c> {
     gate: Option<(View<'c>, usize, usize)>,
     batch: &'c Batch<'c>,
     cache: &'c Cache,
+    mask: Mask,
     window: u32,
-    out: View<'c>,
+    scratch: &'c Scratch,
+    /// Where the rows go as floats.
+    x: View<'c>,
+}
+
+impl Call<'_> {
+    fn gate_arguments(&self) -> (Option<View<'_>>, usize, usize) {
+        self.gate.map_or((None, 0, 0), |(gate, stride, head_stride)| (Some(gate), stride, head_stride))
+    }
+
+    /// The arguments of rows that go nowhere but to `x`.
+    fn plain(&self) -> impl Fn(Args) -> Args {
+        |args| args.view(self.x).maybe(None).maybe(None).maybe(None).maybe(None)
+    }
 }
 
 impl<'m> Gate<'m> {

@@ -7,6 +7,7 @@ use skep_attention::{
     Gate, Heads, KvCache, KvType, Mask, Norm, Norms, Position, Projections, Queries, Rope, Span, reference,
 };
 use skep_hal::gpu::{Device, Memory, Stream, View};
+use skep_quant::gpu::Acts;
 use std::ops::Range;
 
 /// A device with its kernels.
@@ -414,8 +415,37 @@ impl Gpu {
         let out = Memory::new(&self.device, bytes_of::<f32>(len)).unwrap();
         let scratch = Scratch::with_blocks(&self.device, &[*heads], 8, 1000, blocks).unwrap();
         self.kernels
-            .attend(&self.stream, heads, q.view(), gate, &arrays.batch(), cache, mask, &scratch, out.view())
+            .attend(
+                &self.stream,
+                heads,
+                q.view(),
+                gate,
+                &arrays.batch(),
+                cache,
+                mask,
+                &scratch,
+                Some(out.view()),
+                None,
+            )
             .unwrap();
+        self.download(out.view(), len)
+    }
+
+    /// Attends into `acts`, and returns what comes out as plain rows.
+    pub(crate) fn attend_into(&self, layer: &Layer, step: &Step, acts: &Acts) -> Vec<f32> {
+        let heads = &layer.heads;
+        let (past, arrays) = (step.past(layer), step.upload(self));
+        let cache = self.cache(&past, &mirror(&past, step));
+        let q = self.prepare(layer, step, &arrays, &cache, false);
+        let memory = Memory::of(&self.stream, &q).unwrap();
+        let scratch = Scratch::with_blocks(&self.device, &[*heads], 9, 1000, 10).unwrap();
+        let len = step.rows() * heads.q_heads() * heads.v_dim();
+        let out = Memory::new(&self.device, bytes_of::<f32>(len)).unwrap();
+        for (out, acts) in [(Some(out.view()), None), (None, Some(acts))] {
+            let (stream, batch) = (&self.stream, &arrays.batch());
+            let (q, mask) = (memory.view(), Mask::Causal);
+            self.kernels.attend(stream, heads, q, None, batch, &cache, mask, &scratch, out, acts).unwrap();
+        }
         self.download(out.view(), len)
     }
 
