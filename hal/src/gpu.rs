@@ -8,6 +8,9 @@
 //! Kernels are written in one language, `kernels/skep.gpu.h`, which CUDA, HIP and the host's C++ compiler understand.
 
 mod caps;
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub mod cuda;
 mod device;
 mod driver;
 pub mod emulated;

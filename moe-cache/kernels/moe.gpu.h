@@ -74,30 +74,43 @@ KERNEL(moe_up, 256)
 (const u8 *gate, u32 gate_type, u32 gate_rows, const u8 *up, u32 up_type, u32 up_rows, u32 up_first, const u32 *slots,
  const u32 *ids, u32 k, u32 cols, u32 ff, u32 gelu, const i8 *q, const f32x2 *s, const float *x, float *hidden, i8 *hidden_q,
  f32x2 *hidden_s) {
-    constexpr u32 WAVES = 256 / WAVE;
     SHARED(float, results, 64);
     const u32 route = block_y(), token = route / k, id = ids[route], slot = slots ? slots[id] : id;
     q += (u64)token * cols, s += (u64)token * (cols / 32), x += (u64)token * cols;
     const MoeBank gates = {gate, gate_type, gate_rows, 0}, ups = {up, up_type, up_rows, up_first};
-    const QuantShare share = {lane(), WAVE};
-    for (u32 r = wave_index(); r < 32; r += WAVES) {
-        const u32 row = block_x() * 32 + r;
-        float g = 0.0f, u = 0.0f;
-        QUANT_SWITCH(gate_type, moe_dot, gates, slot, row, cols, share, q, s, x, &g)
-        QUANT_SWITCH(up_type, moe_dot, ups, slot, row, cols, share, q, s, x, &u)
-        g = wave_sum(g), u = wave_sum(u);
-        if (lane() == 0) results[r] = g, results[32 + r] = u;
-    }
+    // Eight lanes a row, all rows side by side: every lane has many loads under way.
+    const QuantShare share = {thread_index() % 8, 8};
+    const u32 r = thread_index() / 8, row = block_x() * 32 + r;
+    float g = 0.0f, u = 0.0f;
+    QUANT_SWITCH(gate_type, moe_dot, gates, slot, row, cols, share, q, s, x, &g)
+    QUANT_SWITCH(up_type, moe_dot, ups, slot, row, cols, share, q, s, x, &u)
+    g = group_sum<8>(g), u = group_sum<8>(u);
+    if (thread_index() % 8 == 0) results[r] = g, results[32 + r] = u;
     barrier();
     if (wave_index() == 0) {
         const bool there = lane() < 32;
         const u32 i = lane() % 32;
-        const float g = results[i], v = (gelu ? gelu_(g) : silu_(g)) * results[32 + i];
+        const float gated = results[i], v = (gelu ? gelu_(gated) : silu_(gated)) * results[32 + i];
         const QuantOut out = {hidden, hidden_q, hidden_s, nullptr, nullptr};
         quant_write_unit(out, (u64)route * ff + block_x() * 32 + i, there ? v : 0.0f, there);
     }
 }
 EXPORT(moe_up)
+
+// What the lanes of a wave find of a row of one token: the weighted sum over its routes.
+template <u32 TYPE>
+DEVICE void moe_down_row(const MoeBank &bank, const u32 *slots, const u32 *ids, const float *weights, u32 first, u32 k,
+                         u32 row, u32 ff, u32 lanes, const float *hidden, const i8 *hidden_q, const f32x2 *hidden_s,
+                         float *sum) {
+    const QuantShare share = {lane() % lanes, lanes};
+    for (u32 j = lane() / lanes; j < k; j += WAVE / lanes) {
+        const u32 route = first + j, id = ids[route], slot = slots ? slots[id] : id;
+        float one = 0.0f;
+        moe_dot<TYPE>(bank, slot, row, ff, share, hidden_q + (u64)route * ff, hidden_s + (u64)route * (ff / 32),
+                      hidden + (u64)route * ff, &one);
+        *sum = fma_(weights[route], one, *sum);
+    }
+}
 
 // A row of the result of one token: the weighted sum over its routes. `lanes` lanes share a route's row.
 KERNEL(moe_down, 256)
@@ -105,18 +118,10 @@ KERNEL(moe_down, 256)
  const float *hidden, const i8 *hidden_q, const f32x2 *hidden_s, u32 add, float *out) {
     const u32 row = block_x() * (256 / WAVE) + wave_index(), token = block_y();
     const MoeBank bank = {down, type, rows, 0};
-    const QuantShare share = {lane() % lanes, lanes};
     float sum = 0.0f;
     if (row < rows)
-        for (u32 j = lane() / lanes; j < k; j += WAVE / lanes) {
-            const u32 route = token * k + j, id = ids[route], slot = slots ? slots[id] : id;
-            const i8 *q = hidden_q + (u64)route * ff;
-            const f32x2 *s = hidden_s + (u64)route * (ff / 32);
-            const float *x = hidden + (u64)route * ff;
-            float one = 0.0f;
-            QUANT_SWITCH(type, moe_dot, bank, slot, row, ff, share, q, s, x, &one)
-            sum = fma_(weights[route], one, sum);
-        }
+        QUANT_SWITCH(type, moe_down_row, bank, slots, ids, weights, token * k, k, row, ff, lanes, hidden, hidden_q, hidden_s,
+                     &sum)
     sum = wave_sum(sum);
     if (row < rows && lane() == 0) {
         float *to = out + (u64)token * rows + row;

@@ -1,5 +1,5 @@
 use crate::error::{Error, ErrorKind, Result};
-use skep_hal::gpu::{Device, emulated};
+use skep_hal::gpu::{Device, cuda, emulated};
 
 /// What a model runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,12 +37,9 @@ pub(crate) fn open(kind: DeviceKind) -> Result<Option<Device>> {
     match kind {
         DeviceKind::Cpu => Ok(None),
         DeviceKind::Emulated => named(emulated::open(&emulated::Options::default())),
-        DeviceKind::Cuda => Err(missing(kind)),
-        DeviceKind::Hip => Err(missing(kind)),
-        DeviceKind::Auto => Ok(None),
+        DeviceKind::Cuda => named(cuda::open(0)),
+        DeviceKind::Hip => Err(Error::new(ErrorKind::Device, "this build has no driver for hip")),
+        // No card is no failure here.
+        DeviceKind::Auto => Ok(cuda::open(0).ok()),
     }
-}
-
-fn missing(kind: DeviceKind) -> Error {
-    Error::new(ErrorKind::Device, format!("this build has no driver for {}", kind.name()))
 }

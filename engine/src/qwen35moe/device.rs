@@ -85,7 +85,6 @@ struct Buffers {
     /// Outputs of projections.
     wide: [Memory; 4],
     q: Memory,
-    mixed: Memory,
     delta: Memory,
     gdn: DeviceScratch,
     attention: skep_attention::gpu::Scratch,
@@ -237,7 +236,6 @@ impl Buffers {
             head: Acts::new(device, HEAD_ROWS, hidden)?,
             wide: [rows(a)?, rows(b)?, rows(c)?, rows(d)?],
             q: rows(width)?,
-            mixed: rows(width)?,
             delta: rows(hidden)?,
             gdn: DeviceScratch::new(device, gdn, capacity)?,
             attention: skep_attention::gpu::Scratch::new(device, &[*heads], HEAD_ROWS, room.context)?,
@@ -286,7 +284,7 @@ impl Forward for Layers {
                     let (q, k) = (Norm::Weight(q_norm.view()), Norm::Weight(k_norm.view()));
                     let norms = Norms { q, k, v: Norm::None, eps: config.eps };
                     let batch = attention_batch(inputs, &run.rows, inputs.full_tables(), self.slots);
-                    let (q, mixed) = (buffers.q.view(), buffers.mixed.view());
+                    let q = buffers.q.view();
                     let heads = &self.heads;
                     gpu.attention.prepare(
                         stream,
@@ -307,9 +305,9 @@ impl Forward for Layers {
                         cache,
                         Mask::Causal,
                         &buffers.attention,
-                        mixed,
+                        None,
+                        Some(&buffers.inner),
                     )?;
-                    gpu.quant.quantise(stream, mixed, n, width, &buffers.inner)?;
                     self.out(gpu, out, x, n)?;
                 }
             }

@@ -4,6 +4,7 @@ use sha2::{Digest, Sha256};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Where compiled kernels lie: objects made ahead of time, and a cache of those compiled at run time.
 ///
@@ -61,6 +62,9 @@ impl Objects {
         let unit = source.unit();
         let target = driver.targets().first().cloned().unwrap_or_default();
         let key = digest(&[&unit, &driver.compile_key(), &target]);
+        // One compilation at a time: whoever waits for the same kernels finds them in the cache then.
+        static COMPILING: Mutex<()> = Mutex::new(());
+        let _turn = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
         let cached =
             self.cache.as_ref().map(|folder| folder.join(format!("{}-{key}-{target}.{ending}", source.name)));
         if let Some(path) = &cached

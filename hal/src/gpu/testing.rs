@@ -15,6 +15,8 @@ pub fn devices() -> Vec<Device> {
                 emulated::open(&Options { wave, order, ..Options::default() }).expect("the emulated device")
             })
             .into(),
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => vec![super::cuda::open(0).expect("a CUDA device")],
         Ok(other) => panic!("SKEP_TEST_DEVICE={other} is no device"),
     }
 }
