@@ -33,6 +33,8 @@ pub use runner::{LoadOptions, ModelInfo, Progress, Runner};
 pub use sampler::Sampling;
 pub use skep_attention::KvType;
 pub use skep_quant::Precision;
+/// The kernels of quantised products, which every model on a device needs.
+pub use skep_quant::gpu::SOURCE as KERNELS;
 pub use skep_vision::{Budget, Picture};
 pub use store::Residence;
 pub use stream::Delta;

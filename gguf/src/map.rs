@@ -87,7 +87,8 @@ impl Map {
     /// The system cannot follow, or the range is not inside the file.
     pub fn release(&self, offset: usize, len: usize) -> io::Result<()> {
         let end = offset.checked_add(len).filter(|&end| end <= self.0.len());
-        let end = end.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the range is not inside the file"))?;
+        let end = end
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the range is not inside the file"))?;
         // Larger than the pages of any system here; what lies at the rims is little.
         const PAGE: usize = 64 << 10;
         let (start, end) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);

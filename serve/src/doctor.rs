@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use skep_hal::Pool;
 use skep_hal::cpu::Cpu;
+use skep_hal::gpu::{Device, cuda, emulated};
 use skep_quant::Isa;
 use std::time::Duration;
 
@@ -47,8 +48,48 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     println!();
     line("cpu", "yes".to_owned());
-    for device in ["cuda", "hip", "emulated"] {
-        line(device, "no: this build runs on the CPU only".to_owned());
+    match cuda::list() {
+        Err(error) => line("cuda", format!("no: {error}")),
+        Ok(found) => {
+            for card in found {
+                match cuda::open(card.ordinal) {
+                    Ok(device) => describe("cuda", &device),
+                    Err(error) => line("cuda", format!("no: {error}")),
+                }
+            }
+        }
+    }
+    line("hip", "no: this build has no driver for it".to_owned());
+    match emulated::open(&emulated::Options::default()) {
+        Ok(device) => describe("emulated", &device),
+        Err(error) => line("emulated", format!("no: {error}")),
     }
     Ok(())
+}
+
+/// What there is to say of a device.
+fn describe(kind: &str, device: &Device) {
+    let driver = device.driver();
+    let caps = driver.caps();
+    println!("{kind:<14} yes: {}, {} ({})", driver.device_name(), caps.arch, driver.version());
+    match driver.memory() {
+        Ok(memory) => {
+            let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+            println!("{:<14} {:.1} GiB of memory, {:.1} GiB free", "", gib(memory.total), gib(memory.free));
+        }
+        Err(error) => println!("{:<14} memory unknown: {error}", ""),
+    }
+    println!(
+        "{:<14} {} units, waves of {}, byte products {:?}, matrix form {:?}{}",
+        "",
+        caps.units,
+        caps.wave,
+        caps.dot4,
+        caps.matrix,
+        if caps.integrated { ", memory of the host" } else { "" }
+    );
+    match device.module(&skep_engine::KERNELS) {
+        Ok(_) => println!("{:<14} kernels load", ""),
+        Err(error) => println!("{:<14} kernels do not load: {error}", ""),
+    }
 }

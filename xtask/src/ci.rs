@@ -1,14 +1,15 @@
 //! `cargo xtask ci`: every check.
 
 use crate::shell::{Result, cargo, run as shell, target};
-use crate::{features, nostd};
+use crate::{features, nostd, tools};
 use std::path::PathBuf;
 use std::time::Instant;
 
 type Step = fn() -> Result;
 
 /// The checks in order: cheap ones that fail often come first.
-const STEPS: [(&str, Step); 8] = [
+const STEPS: [(&str, Step); 9] = [
+    ("tools", tools::run),
     ("fmt", fmt),
     ("lint", lint),
     ("nostd", nostd::run),

@@ -3,12 +3,13 @@
 use crate::shell::{Result, cargo, run as shell};
 
 /// Crates with features, and the sets to check: without any, each alone, all.
-const MATRIX: [(&str, &[&str]); 6] = [
+const MATRIX: [(&str, &[&str]); 7] = [
+    ("skep-hal", &["", "gpu", "cuda"]),
     ("skep-gguf", &["", "std", "mmap", "std,mmap"]),
-    ("skep-quant", &["", "std", "libm", "std,libm"]),
-    ("skep-moe-cache", &["libm", "std", "cpu", "std,libm,cpu"]),
-    ("skep-gdn", &["libm", "std", "std,libm"]),
-    ("skep-attention", &["libm", "std", "std,libm"]),
+    ("skep-quant", &["", "std", "libm", "gpu", "std,libm,gpu"]),
+    ("skep-moe-cache", &["libm", "std", "cpu", "gpu", "std,libm,cpu,gpu"]),
+    ("skep-gdn", &["libm", "std", "gpu", "std,libm,gpu"]),
+    ("skep-attention", &["libm", "std", "gpu", "std,libm,gpu"]),
     ("skep-vision", &["libm", "std", "decode", "std,libm,decode"]),
 ];
 

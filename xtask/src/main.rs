@@ -5,6 +5,7 @@ mod features;
 mod nostd;
 mod serve;
 mod shell;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -13,6 +14,7 @@ usage: cargo xtask COMMAND
 
   serve [ARGS]   build in release and serve the bundled model on the CPU; ARGS go to `skep serve`
   ci             every check, in the order that finds most for least time
+  tools          installs what the checks need beside Rust: a C++ compiler for the emulated device
   fmt            rustfmt, as a check
   lint           clippy with warnings denied
   test           all tests, with debug assertions and in release

@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, ImageRows, Piece, Want};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Memory as Sequences, PAGE, Sequence};
+use crate::memory::{Memory as Sequences, PAGE};
 use skep_hal::gpu::{Device, HostMemory, Memory, Stream, View};
 use std::ops::Range;
 
@@ -106,7 +106,6 @@ pub(crate) struct Inputs {
     capacity: usize,
     sequences: usize,
     full: Tables,
-    sliding: Tables,
 }
 
 /// Page tables `[sequences, most]`.
@@ -133,7 +132,6 @@ impl Inputs {
             capacity,
             sequences: sequences.max(capacity),
             full: Tables::new(stream, sequences, most)?,
-            sliding: Tables::new(stream, sequences, most)?,
         })
     }
 
@@ -154,9 +152,7 @@ impl Inputs {
         put(3 * *capacity, &mut rows.wanted.iter().copied());
         put(4 * *capacity, &mut rows.spans.iter().flatten().copied());
         for &[slot, ..] in &rows.spans {
-            let sequence = sequences.slot(slot as usize);
-            self.full.update(stream, slot as usize, &sequence.pages)?;
-            self.sliding.update(stream, slot as usize, &sequence.window_pages)?;
+            self.full.update(stream, slot as usize, &sequences.slot(slot as usize).pages)?;
         }
         Ok(())
     }
@@ -192,11 +188,6 @@ impl Inputs {
         self.full.device.view()
     }
 
-    /// The page tables of the layers that see a window.
-    pub(crate) fn sliding_tables(&self) -> View<'_> {
-        self.sliding.device.view()
-    }
-
     /// Pages of a row of the tables.
     pub(crate) fn most_pages(&self) -> usize {
         self.full.most
@@ -217,13 +208,9 @@ impl Tables {
     fn update(&mut self, stream: &Stream, slot: usize, pages: &[u32]) -> Result<()> {
         let row = slot * self.most..(slot + 1) * self.most;
         let shadow = &mut self.shadow[row.clone()];
-        // What the window has left behind is not read; no entry may lead out of the pool all the same.
-        let wish = |&page: &u32| if page == Sequence::LEFT { 0 } else { page };
-        let differs = |(at, page): (usize, &u32)| (shadow[at] != wish(page)).then_some(at);
+        let differs = |(at, page): (usize, &u32)| (shadow[at] != *page).then_some(at);
         let Some(first) = pages.iter().enumerate().find_map(differs) else { return Ok(()) };
-        for (entry, page) in shadow[first..].iter_mut().zip(&pages[first..]) {
-            *entry = wish(page);
-        }
+        shadow[first..pages.len()].copy_from_slice(&pages[first..]);
         let start = 4 * (row.start + first);
         let changed = &shadow[first..pages.len()];
         self.device.slice(start..start + size_of_val(changed)).upload(stream, changed)?;
@@ -280,6 +267,9 @@ mod tests {
         assert_eq!(runs.len(), 2);
         assert_eq!(runs[1].rows.spans, [[1, 0, 100, 0]]);
         assert_eq!(runs[1].images[0].0, 40);
-        assert_eq!(runs[1].together, [vec![40..70]]);
+        assert_eq!(
+            runs[1].together.concat().iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(),
+            [(40, 70)]
+        );
     }
 }
