@@ -70,7 +70,7 @@ DEVICE void moe_dot(const MoeBank &bank, u32 slot, u32 row, u32 cols, QuantShare
 }
 
 // 32 numbers of the hidden row of one route: activation(gate) * up, quantised.
-KERNEL(moe_up, 256)
+KERNEL(moe_up, 1024)
 (const u8 *gate, u32 gate_type, u32 gate_rows, const u8 *up, u32 up_type, u32 up_rows, u32 up_first, const u32 *slots,
  const u32 *ids, u32 k, u32 cols, u32 ff, u32 gelu, const i8 *q, const f32x2 *s, const float *x, float *hidden, i8 *hidden_q,
  f32x2 *hidden_s) {
@@ -78,14 +78,14 @@ KERNEL(moe_up, 256)
     const u32 route = block_y(), token = route / k, id = ids[route], slot = slots ? slots[id] : id;
     q += (u64)token * cols, s += (u64)token * (cols / 32), x += (u64)token * cols;
     const MoeBank gates = {gate, gate_type, gate_rows, 0}, ups = {up, up_type, up_rows, up_first};
-    // Eight lanes a row, all rows side by side: every lane has many loads under way.
-    const QuantShare share = {thread_index() % 8, 8};
-    const u32 r = thread_index() / 8, row = block_x() * 32 + r;
+    // 32 lanes a row, all rows side by side: a block or two fill a multiprocessor.
+    const QuantShare share = {thread_index() % 32, 32};
+    const u32 r = thread_index() / 32, row = block_x() * 32 + r;
     float g = 0.0f, u = 0.0f;
     QUANT_SWITCH(gate_type, moe_dot, gates, slot, row, cols, share, q, s, x, &g)
     QUANT_SWITCH(up_type, moe_dot, ups, slot, row, cols, share, q, s, x, &u)
-    g = group_sum<8>(g), u = group_sum<8>(u);
-    if (thread_index() % 8 == 0) results[r] = g, results[32 + r] = u;
+    g = group_sum<32>(g), u = group_sum<32>(u);
+    if (thread_index() % 32 == 0) results[r] = g, results[32 + r] = u;
     barrier();
     if (wave_index() == 0) {
         const bool there = lane() < 32;
@@ -103,7 +103,30 @@ DEVICE void moe_down_row(const MoeBank &bank, const u32 *slots, const u32 *ids, 
                          u32 row, u32 ff, u32 lanes, const float *hidden, const i8 *hidden_q, const f32x2 *hidden_s,
                          float *sum) {
     const QuantShare share = {lane() % lanes, lanes};
-    for (u32 j = lane() / lanes; j < k; j += WAVE / lanes) {
+    const u32 nb = ff / 32, groups = WAVE / lanes;
+    if (!quant_is_float(TYPE) && nb <= lanes) {
+        // A lane has one unit of a row: those of four routes are under way together.
+        const bool mine = share.part < nb;
+        for (u32 start = lane() / lanes; start < k; start += 4 * groups) {
+            QuantRaw<TYPE> raw[4];
+            UNROLL for (u32 c = 0; c < 4; c++) {
+                const u32 route = first + min_u32(start + c * groups, k - 1), id = ids[route];
+                const u64 at = (u64)(slots ? slots[id] : id) * bank.rows + bank.first + row;
+                raw[c] = quant_load<TYPE>(bank.weight + at * quant_stride(TYPE, ff), nb, mine ? share.part : 0);
+            }
+            UNROLL for (u32 c = 0; c < 4; c++) {
+                const u32 j = start + c * groups;
+                if (mine && j < k) {
+                    const u32 route = first + j;
+                    const QuantActs acts =
+                        quant_load_acts(hidden_q + (u64)route * ff, hidden_s + (u64)route * nb, share.part);
+                    *sum = fma_(weights[route], quant_dot<TYPE>(quant_unpack<TYPE>(raw[c]), acts), *sum);
+                }
+            }
+        }
+        return;
+    }
+    for (u32 j = lane() / lanes; j < k; j += groups) {
         const u32 route = first + j, id = ids[route], slot = slots ? slots[id] : id;
         float one = 0.0f;
         moe_dot<TYPE>(bank, slot, row, ff, share, hidden_q + (u64)route * ff, hidden_s + (u64)route * (ff / 32),

@@ -14,7 +14,7 @@ pub const SOURCE: Source = Source {
     parts: &[BLOCKS, ROWS, TILES, include_str!("../kernels/moe.gpu.h")],
     entries: &[
         Entry { name: "moe_route", threads: 64 },
-        Entry { name: "moe_up", threads: 256 },
+        Entry { name: "moe_up", threads: 1024 },
         Entry { name: "moe_down", threads: 256 },
         Entry { name: "moe_group", threads: 256 },
         Entry { name: "moe_tiles_narrow", threads: 256 },

@@ -94,6 +94,8 @@ pub(crate) struct Steps {
     vocab: usize,
     /// `[HEAD_ROWS, n_vocab]`
     staged: HostMemory,
+    /// Rows of the last step, if all of them are where they were staged.
+    direct: Option<usize>,
     logits: Vec<f32>,
     /// Recorded steps by their number of rows; `None` when a step has run, but was not recorded.
     recorded: HashMap<usize, Option<Graph>>,
@@ -114,13 +116,18 @@ impl Steps {
             hidden,
             vocab,
             staged: HostMemory::new(&gpu.device, 4 * HEAD_ROWS * vocab)?,
+            direct: Some(0),
             logits: Vec::new(),
             recorded: HashMap::new(),
         })
     }
 
+    /// The logits of the last batch.
     pub(crate) fn logits(&self) -> &[f32] {
-        &self.logits
+        match self.direct {
+            Some(rows) => self.staged_rows(rows),
+            None => &self.logits,
+        }
     }
 
     /// Runs a batch; the logits are on the host then.
@@ -132,8 +139,11 @@ impl Steps {
         batch: &Batch<'_>,
     ) -> Result<()> {
         self.logits.clear();
+        self.direct = Some(0);
         // Chunks of recurrent layers begin at multiples of 64, so that a cut changes nothing.
-        for run in runs(batch, sequences, self.hidden, self.capacity, 64)? {
+        let runs = runs(batch, sequences, self.hidden, self.capacity, 64)?;
+        let direct = runs.len() == 1 && batch.n_logits() <= HEAD_ROWS;
+        for run in runs {
             for &[slot, _, _, start] in &run.rows.spans {
                 if start == 0 {
                     model.reset(gpu, slot as usize)?;
@@ -141,7 +151,8 @@ impl Steps {
             }
             self.inputs.fill(&gpu.stream, &run.rows, sequences)?;
             if run.rows.decodes() && run.rows.ids.len() <= REPLAYED_ROWS && run.images.is_empty() {
-                self.decode(gpu, model, &run)?;
+                let n = self.decode(gpu, model, &run)?;
+                self.collect(gpu, n, direct)?;
             } else {
                 self.inputs.upload(&gpu.stream)?;
                 model.layers(gpu, &self.inputs, &run)?;
@@ -149,7 +160,7 @@ impl Steps {
                 for first in (0..wanted).step_by(HEAD_ROWS) {
                     let n = HEAD_ROWS.min(wanted - first);
                     self.head(gpu, model, first, n)?;
-                    self.collect(gpu, n)?;
+                    self.collect(gpu, n, direct)?;
                 }
                 gpu.stream.synchronize()?;
             }
@@ -158,7 +169,7 @@ impl Steps {
     }
 
     /// A step that is recorded the second time it comes, and replayed from then on.
-    fn decode(&mut self, gpu: &Context, model: &dyn Forward, run: &Run<'_>) -> Result<()> {
+    fn decode(&mut self, gpu: &Context, model: &dyn Forward, run: &Run<'_>) -> Result<usize> {
         let n = run.rows.ids.len();
         let enqueue = |steps: &Self| -> Result<()> {
             steps.inputs.upload(&gpu.stream)?;
@@ -181,7 +192,7 @@ impl Steps {
                 unsafe { graph.launch(&gpu.stream) }?;
             }
         }
-        self.collect(gpu, n)
+        Ok(n)
     }
 
     fn head(&self, gpu: &Context, model: &dyn Forward, first: usize, n: usize) -> Result<()> {
@@ -192,11 +203,21 @@ impl Steps {
         Ok(())
     }
 
-    fn collect(&mut self, gpu: &Context, n: usize) -> Result<()> {
+    /// Waits for rows of logits; they stay where they are, or join those that came before.
+    fn collect(&mut self, gpu: &Context, n: usize, direct: bool) -> Result<()> {
         gpu.stream.synchronize()?;
-        // SAFETY: no work is under way on the stream.
-        let bytes = unsafe { self.staged.as_slice() };
-        self.logits.extend(bytemuck::cast_slice::<u8, f32>(&bytes[..4 * n * self.vocab]));
+        self.direct = direct.then_some(n);
+        if !direct {
+            let mut logits = std::mem::take(&mut self.logits);
+            logits.extend_from_slice(self.staged_rows(n));
+            self.logits = logits;
+        }
         Ok(())
+    }
+
+    fn staged_rows(&self, n: usize) -> &[f32] {
+        // SAFETY: `collect` has waited for the stream, and the next work begins with a call that borrows us for itself.
+        let bytes = unsafe { self.staged.as_slice() };
+        bytemuck::cast_slice(&bytes[..4 * n * self.vocab])
     }
 }
